@@ -1,0 +1,31 @@
+# Everything that README and CI run. Each target sets up what it needs.
+SHELL := /bin/bash
+PY := .venv/bin/python
+MODEL ?= gemma3-tiny
+# Given on the command line, these reach tools/setup.sh through the environment.
+
+.PHONY: setup demo test test-upstream lint format lock clean
+
+setup:
+	@bash tools/setup.sh
+
+demo: setup
+	@$(PY) -m benchmarks.demo --model $(MODEL)
+
+test: setup
+	$(PY) -m pytest tests
+
+lint: setup
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy -p vllm.junctions
+
+format: setup
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+lock:
+	bash tools/lock.sh
+
+clean:
+	rm -rf .venv .cache build *.egg-info benchmarks/results/*.json benchmarks/results/*.png

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny hybrid models with random weights, for which a server starts in seconds."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+
+_HYBRID_LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model that the test bed can serve.
+
+    Attributes:
+        name: What ``MODEL=`` selects it by.
+        summary: One line for people.
+        config: Its ``config.json``.
+        block_tokens: Tokens per scheduler block.
+        proof_tokens: Tokens past a position that an EAGLE sibling must share to
+            hit there; 0 without EAGLE.
+        draft_config: ``config.json`` of its EAGLE draft, if any.
+        num_speculative_tokens: Drafted tokens per step.
+        server_args: Further arguments of the server.
+    """
+
+    name: str
+    summary: str
+    config: dict[str, Any]
+    block_tokens: int
+    proof_tokens: int = 0
+    draft_config: dict[str, Any] | None = None
+    num_speculative_tokens: int = 2
+    server_args: tuple[str, ...] = field(default=())
+
+    def write(self, directory: Path) -> list[str]:
+        """Write the configuration; return the server arguments that use it."""
+        target = _write_config(directory / self.name, self.config)
+        arguments = [
+            "--model",
+            str(target),
+            "--block-size",
+            str(self.block_tokens),
+            *self.server_args,
+        ]
+        if self.draft_config is not None:
+            draft = _write_config(directory / f"{self.name}-draft", self.draft_config)
+            speculative = {
+                "method": "eagle",
+                "model": str(draft),
+                "num_speculative_tokens": self.num_speculative_tokens,
+            }
+            arguments += [
+                "--speculative-config",
+                msgspec.json.encode(speculative).decode(),
+            ]
+        return arguments
+
+    def expected_hit_tokens(self, shared_tokens: int) -> int:
+        """Return where siblings that share ``shared_tokens`` tokens should hit.
+
+        The last scheduler block boundary within the shared prefix; with EAGLE the
+        last one whose proof block is shared too. Blocks of 256 with a proof of 64:
+        3848 shared tokens give 3584, 4000 give 3840.
+        """
+        usable = shared_tokens - self.proof_tokens
+        return max(usable, 0) // self.block_tokens * self.block_tokens
+
+
+def _write_config(directory: Path, config: dict[str, Any]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_bytes(msgspec.json.encode(config))
+    return directory
+
+
+GEMMA3 = TinyModel(
+    name="gemma3-tiny",
+    summary="Gemma 3 architecture: 3 sliding-window layers (64), 1 full",
+    config={
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 1024,
+        "max_position_embeddings": 16384,
+        "sliding_window": 64,
+        "layer_types": _HYBRID_LAYERS,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "rope_theta": 10000.0,
+        "rope_local_base_freq": 10000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    },
+    block_tokens=32,
+)
+
+LLAMA_EAGLE = TinyModel(
+    name="llama-eagle-tiny",
+    summary="Llama, 3 sliding-window layers (64), 1 full, with an EAGLE draft",
+    config={
+        **_LLAMA,
+        "num_hidden_layers": 4,
+        "sliding_window": 64,
+        "layer_types": _HYBRID_LAYERS,
+    },
+    draft_config={**_LLAMA, "num_hidden_layers": 1},
+    block_tokens=32,
+    proof_tokens=32,
+)
+
+MODELS = {model.name: model for model in (GEMMA3, LLAMA_EAGLE)}
+DEFAULT_MODEL = GEMMA3.name

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes that end with us, whatever happens."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+_PR_SET_PDEATHSIG = 1
+_STOP_SECONDS = 20.0
+
+
+class ProcessFailed(RuntimeError):
+    """A child ended, or did not get ready in time."""
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody uses right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def free_port_range(count: int) -> tuple[int, int]:
+    """Return ``(first, last)`` of ``count`` consecutive free loopback ports."""
+    for _ in range(200):
+        first = free_port()
+        last = first + count - 1
+        if last < 65536 and all(_is_free(port) for port in range(first, last + 1)):
+            return first, last
+    raise ProcessFailed(f"found no {count} consecutive free ports on loopback")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _die_with_parent() -> None:
+    # Ctrl-C goes to the parent alone (own session); a killed parent must not
+    # leave servers behind either.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class ChildProcess:
+    """A child in its own session, with its output in a file.
+
+    Leaving the ``with`` block ends it and everything it started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def log_tail(self, num_lines: int = 25) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def wait_until(self, ready: Callable[[], bool], timeout_seconds: float) -> None:
+        """Wait for ``ready()``; a child that ends first is an error.
+
+        Raises:
+            ProcessFailed: With the last lines of the child's output.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not ready():
+            if not self.running:
+                raise ProcessFailed(
+                    f"{self.name} ended with status {self._process.returncode} "
+                    f"before it was ready. Its last words ({self.log_path}):\n"
+                    f"{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ProcessFailed(
+                    f"{self.name} was not ready after {timeout_seconds:.0f} s. Its "
+                    f"last words ({self.log_path}):\n{self.log_tail()}"
+                )
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End the child's whole session at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End the child: politely first, then its whole session."""
+        if self.running:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        # The leader is gone or deaf; what it started shares its process group.
+        self.kill()
+
+    def __enter__(self) -> "ChildProcess":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

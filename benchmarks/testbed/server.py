@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM server on loopback."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchmarks.testbed.processes import ChildProcess, free_port, free_port_range
+
+_START_SECONDS = 240.0
+
+
+class VllmServer:
+    """Starts an OpenAI-compatible server; ``with`` ends it.
+
+    Args:
+        model_args: Arguments that select the model, see ``TinyModel.write``.
+        work_dir: Where its log goes.
+        mooncake_config: File for ``MOONCAKE_CONFIG_PATH``; None: no connector.
+        junctions: Value of the ``junctions`` setting; None leaves it out.
+        kv_transfer_config: Settings on top of the usual ones.
+        server_args: Further arguments.
+        env: Further environment.
+    """
+
+    def __init__(
+        self,
+        model_args: Sequence[str],
+        work_dir: Path,
+        *,
+        mooncake_config: Path | None = None,
+        junctions: bool | None = None,
+        kv_transfer_config: Mapping[str, Any] | None = None,
+        server_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        module: str = "vllm.entrypoints.openai.api_server",
+    ) -> None:
+        self.work_dir = work_dir
+        self.port = free_port()
+        self._command = [
+            sys.executable,
+            "-m",
+            module,
+            *model_args,
+            *_default_arguments(),
+            "--port",
+            str(self.port),
+            *server_args,
+        ]
+        # A Unix socket's path has room for about 100 characters, so not work_dir.
+        self._socket_dir = tempfile.mkdtemp(prefix="vj-")
+        self._env = {**_default_env(self._socket_dir), **(env or {})}
+        if mooncake_config is not None:
+            transfer = _transfer_config(junctions, kv_transfer_config or {})
+            self._command += [
+                "--kv-transfer-config",
+                msgspec.json.encode(transfer).decode(),
+            ]
+            self._env["MOONCAKE_CONFIG_PATH"] = str(mooncake_config)
+        self.process: ChildProcess | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, wait: bool = True) -> "VllmServer":
+        """Start the process, and by default wait until it answers."""
+        self.process = ChildProcess(
+            "vLLM server", self._command, self.work_dir / "server.log", self._env
+        )
+        return self.wait_ready() if wait else self
+
+    def wait_ready(self) -> "VllmServer":
+        assert self.process is not None, "wait_ready before start"
+        self.process.wait_until(self._healthy, _START_SECONDS)
+        return self
+
+    def _healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=2).is_success
+        except httpx.HTTPError:
+            return False
+
+    def log(self) -> str:
+        """Return everything the server printed."""
+        return (self.work_dir / "server.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.stop()
+            self.process = None
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def __enter__(self) -> "VllmServer":
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+def _default_arguments() -> list[str]:
+    return [
+        "--host",
+        "127.0.0.1",
+        "--load-format",
+        "dummy",
+        "--skip-tokenizer-init",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "16384",
+        "--enforce-eager",
+    ]
+
+
+def _default_env(socket_dir: str) -> dict[str, str]:
+    first_port, last_port = free_port_range(64)
+    return {
+        # Block hashes of several instances agree only on the same seed.
+        "PYTHONHASHSEED": "0",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "MC_MIN_RPC_PORT": str(first_port),
+        "MC_MAX_RPC_PORT": str(last_port),
+        # Names the lookup socket: two servers of one host need different ones.
+        "VLLM_RPC_BASE_PATH": socket_dir,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _transfer_config(
+    junctions: bool | None, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    extra = dict(overrides.get("kv_connector_extra_config", {}))
+    if junctions is not None:
+        extra["junctions"] = junctions
+    return {
+        "kv_connector": "MooncakeStoreConnector",
+        "kv_role": "kv_both",
+        **overrides,
+        "kv_connector_extra_config": extra,
+    }

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unpack vLLM's source packages under ``.cache/``, one folder a version.
+
+Each holds vLLM's pure-Python tree and its tests. Put first on ``PYTHONPATH``, a
+tree takes the place of the installed vLLM for all but model execution.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+CACHE = Path(__file__).parent.parent / ".cache"
+
+
+def tree(version: str) -> Path:
+    """Return the unpacked source of ``version``; fetch it if it is not there."""
+    folder = CACHE / f"vllm-{version}"
+    if not folder.exists():
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            archive = _download(version, Path(temporary))
+            with tarfile.open(archive) as source:
+                source.extractall(temporary, filter="data")
+            # Renamed in one go, so that a broken download leaves nothing behind.
+            (Path(temporary) / f"vllm-{version}").rename(folder)
+    return folder
+
+
+def _download(version: str, directory: Path) -> Path:
+    # pip reads the metadata of a source package by running its build script: this
+    # tells that script to build nothing and not to look for a git checkout.
+    environment = {
+        **os.environ,
+        "VLLM_TARGET_DEVICE": "empty",
+        "VLLM_VERSION_OVERRIDE": version,
+    }
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+            *("--no-binary", "vllm", "--no-build-isolation"),
+            *("--disable-pip-version-check", "--dest", str(directory)),
+            f"vllm=={version}",
+        ],
+        check=True,
+        env=environment,
+    )
+    return next(directory.glob("vllm-*.tar.gz"))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(f"vLLM {name}: {tree(name)}")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where siblings part: the arithmetic of shared-prefix junctions.
+
+Pure functions over token positions. A *junction* is a position up to which some
+KV-cache group has a prefix cached while the joint hit (usable by all groups) is
+shorter. Nothing in this module knows about vLLM's objects.
+"""
+
+from collections.abc import Iterable
+
+
+def junction_boundaries(
+    hit_length: int,
+    longest_hit_length: int,
+    scheduler_block_size: int,
+    use_eagle: bool,
+) -> tuple[int, ...]:
+    """Return the positions at which sparse groups should keep what a hit needs.
+
+    The same rule serves local hits and store hits. Without EAGLE the one position
+    is the longest single-group hit. With EAGLE a sibling that parts inside the
+    proof block above that position cannot prove it, and lands one scheduler block
+    lower; both positions are kept then.
+
+    Worked numbers, scheduler block 256, EAGLE on: hit 0 and longest 3840 give
+    ``(3584, 3840)``; longest 256 gives ``(256,)``; hit 3584 gives ``(3840,)``.
+
+    Source: extends what ``KVCacheManager.get_computed_blocks`` calls
+    ``shared_prefix_boundary``.
+
+    Args:
+        hit_length: Tokens that every KV-cache group can reuse (the joint hit).
+        longest_hit_length: Tokens of the longest hit of any single group.
+        scheduler_block_size: Tokens per scheduler block, the unit of joint hits.
+        use_eagle: Whether any group drops its last matched block for a drafter.
+
+    Returns:
+        Ascending, distinct, positive token positions above ``hit_length``; empty
+        when no group reaches further than the joint hit.
+
+    Raises:
+        ValueError: A length is negative or the block size is not positive.
+    """
+    if hit_length < 0 or longest_hit_length < 0:
+        raise ValueError(
+            "hit lengths are token counts and cannot be negative: "
+            f"hit_length={hit_length}, longest_hit_length={longest_hit_length}"
+        )
+    if scheduler_block_size <= 0:
+        raise ValueError(
+            f"scheduler_block_size must be positive, got {scheduler_block_size}"
+        )
+    if longest_hit_length <= hit_length:
+        return ()
+    positions = [longest_hit_length]
+    if use_eagle:
+        positions.insert(0, longest_hit_length - scheduler_block_size)
+    return tuple(position for position in positions if position > hit_length)
+
+
+def merge_boundaries(*parts: Iterable[int]) -> tuple[int, ...]:
+    """Return the union of several boundary tuples, ascending and distinct.
+
+    ``merge_boundaries((3840,), (3584, 3840))`` is ``(3584, 3840)``.
+    """
+    return tuple(sorted({position for part in parts for position in part}))
+
+
+def split_valid_boundaries(
+    positions: Iterable[int], num_tokens: int
+) -> tuple[tuple[int, ...], int]:
+    """Separate the junctions that a request can have from those it cannot.
+
+    With a request of 4000 tokens, ``(0, 3840, 9000)`` gives ``((3840,), 2)``.
+
+    Args:
+        positions: Token positions as they came over the wire.
+        num_tokens: Tokens of the request that asked.
+
+    Returns:
+        ``(valid, num_dropped)``: the positions in ``1..num_tokens``, ascending and
+        distinct, and how many entries lay outside.
+    """
+    positions = tuple(positions)
+    inside = [position for position in positions if 0 < position <= num_tokens]
+    return merge_boundaries(inside), len(positions) - len(inside)

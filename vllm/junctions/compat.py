@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of vLLM this package stands on, and whether the running one has it.
+
+Nothing here imports the Mooncake store: the plugin asks these questions in every
+process of every engine.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from vllm.junctions.errors import UnsupportedRuntimeError
+
+# Minor releases that the hooks were written for and tested with.
+SUPPORTED_MINORS = ((0, 32), (0, 33))
+SUPPORTED_TEXT = "0.32.x and 0.33.x"
+
+_STORE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store"
+STORE_CONNECTOR = f"{_STORE}.connector"
+STORE_COORDINATOR = f"{_STORE}.coordinator"
+STORE_DATA = f"{_STORE}.data"
+STORE_SCHEDULER = f"{_STORE}.scheduler"
+STORE_WORKER = f"{_STORE}.worker"
+FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A callable of vLLM that this package overrides, wraps or calls.
+
+    Attributes:
+        target: ``module:qualified.name``.
+        parameters: Parameters that we rely on, in order, without ``self``/``cls``.
+            More may follow: overrides hand unknown ones through.
+    """
+
+    target: str
+    parameters: tuple[str, ...]
+
+
+# Methods that the store-side subclasses override or call. The hooks into core
+# carry their own contracts (see hooks/registry.py).
+STORE_SEAMS = (
+    Seam(
+        f"{STORE_CONNECTOR}:MooncakeStoreConnector.__init__",
+        ("vllm_config", "role", "kv_cache_config"),
+    ),
+    Seam(
+        f"{STORE_SCHEDULER}:MooncakeStoreScheduler.__init__",
+        ("vllm_config", "kv_cache_config"),
+    ),
+    Seam(
+        f"{STORE_SCHEDULER}:MooncakeStoreScheduler.get_num_new_matched_tokens",
+        ("request", "num_computed_tokens"),
+    ),
+    Seam(
+        f"{STORE_SCHEDULER}:MooncakeStoreScheduler.update_state_after_alloc",
+        ("request", "blocks", "num_external_tokens"),
+    ),
+    Seam(
+        f"{STORE_SCHEDULER}:MooncakeStoreScheduler.build_connector_meta",
+        ("scheduler_output",),
+    ),
+    Seam(f"{STORE_WORKER}:LookupKeyClient.__init__", ("vllm_config",)),
+    Seam(f"{STORE_WORKER}:LookupKeyClient._lookup", ("num_tokens", "block_hashes")),
+    Seam(
+        f"{STORE_WORKER}:LookupKeyClient.lookup",
+        ("req_id", "num_tokens", "block_hashes", "non_block"),
+    ),
+    Seam(f"{STORE_WORKER}:LookupKeyClient.discard", ("req_id",)),
+    Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._handle_request", ("req_meta",)),
+    Seam(
+        f"{STORE_WORKER}:MooncakeStoreWorker.__init__",
+        ("vllm_config", "kv_cache_config"),
+    ),
+    Seam(f"{STORE_WORKER}:MooncakeStoreWorker.register_kv_caches", ("kv_caches",)),
+    Seam(f"{STORE_WORKER}:MooncakeStoreWorker.lookup", ("num_tokens", "block_hashes")),
+    Seam(
+        f"{STORE_WORKER}:MooncakeStoreWorker._tail_key_boundaries",
+        ("block_hashes", "hit_length", "cached_block_pool"),
+    ),
+    Seam(
+        f"{STORE_COORDINATOR}:MooncakeStoreCoordinator.store_mask",
+        ("aligned_token_len", "start_token", "num_prompt_tokens"),
+    ),
+    Seam(
+        f"{STORE_COORDINATOR}:MooncakeStoreCoordinator.align_lookup_length",
+        ("length",),
+    ),
+)
+
+
+def vllm_version() -> str:
+    """Return the version of the running vLLM, under whichever name it came."""
+    return str(importlib.import_module("vllm.version").__version__)
+
+
+def is_supported_version(version: str) -> bool:
+    """Return whether the hooks were written for ``version``.
+
+    ``0.32.0``, ``0.32.1.dev3+g12`` and ``0.33.0+cu130`` are; ``0.31.0`` and
+    ``dev`` are not.
+    """
+    try:
+        return Version(version).release[:2] in SUPPORTED_MINORS
+    except InvalidVersion:
+        return False
+
+
+def check_version() -> None:
+    """Refuse a vLLM that the hooks were not written for.
+
+    Raises:
+        UnsupportedRuntimeError: Names the found and the supported versions.
+    """
+    version = vllm_version()
+    if not is_supported_version(version):
+        raise UnsupportedRuntimeError(
+            f"vllm-junctions does not support vLLM {version}; supported are "
+            f"{SUPPORTED_TEXT}. Install a supported vLLM, a vllm-junctions that "
+            "supports yours, or run without it: pip uninstall vllm-junctions"
+        )
+
+
+def has_native_junctions() -> bool:
+    """Return whether the running vLLM brings ``shared_prefix_boundaries`` itself."""
+    request_cls = importlib.import_module("vllm.v1.request").Request
+    found = request_cls.__dict__.get("shared_prefix_boundaries")
+    if found is not None:
+        return not getattr(found, "from_vllm_junctions", False)
+    return "shared_prefix_boundaries" in request_cls.__init__.__code__.co_names
+
+
+def resolve(target: str) -> tuple[Any, str, Any]:
+    """Find ``module:qualified.name``.
+
+    Returns:
+        ``(owner, name, value)``, so that ``setattr(owner, name, ...)`` replaces it.
+
+    Raises:
+        UnsupportedRuntimeError: The running vLLM has no such thing.
+    """
+    module_name, _, path = target.partition(":")
+    *parents, name = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module_name)
+        for parent in parents:
+            owner = getattr(owner, parent)
+        value = inspect.getattr_static(owner, name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedRuntimeError(
+            f"vLLM {vllm_version()} has no {target} ({error}); "
+            f"supported are {SUPPORTED_TEXT}. Nothing was applied."
+        ) from error
+    return owner, name, value
+
+
+def check_seams(seams: Iterable[Seam]) -> None:
+    """Check that every seam exists with the parameters that we rely on.
+
+    Raises:
+        UnsupportedRuntimeError: Names the first seam that is missing or differs.
+    """
+    for seam in seams:
+        _, _, value = resolve(seam.target)
+        function = getattr(value, "__func__", value)
+        found = tuple(inspect.signature(function).parameters)
+        if found and found[0] in ("self", "cls"):
+            found = found[1:]
+        if found[: len(seam.parameters)] != seam.parameters:
+            raise UnsupportedRuntimeError(
+                f"{seam.target} of vLLM {vllm_version()} takes {found}, but "
+                f"{seam.parameters} was expected; supported are {SUPPORTED_TEXT}. "
+                "Nothing was applied."
+            )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduler side: junctions go to the request before compute, and to its saves."""
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    MooncakeStoreConnectorMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
+    MooncakeStoreScheduler,
+)
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+from vllm.junctions.compat import STORE_SCHEDULER
+from vllm.junctions.coordinator import JunctionStoreCoordinator
+from vllm.junctions.data import JunctionReqMeta, JunctionTracker
+from vllm.junctions.hooks.request import (
+    set_store_junctions,
+    shared_prefix_boundaries,
+)
+from vllm.junctions.substitute import substituted
+from vllm.junctions.worker import JunctionLookupClient
+
+logger = init_logger(__name__)
+
+
+class JunctionStoreScheduler(MooncakeStoreScheduler):
+    """The stock scheduler side, with junctions merged and carried to saves."""
+
+    client: JunctionLookupClient
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        self._junction_tracker = JunctionTracker()
+        with substituted(
+            STORE_SCHEDULER,
+            LookupKeyClient=JunctionLookupClient,
+            MooncakeStoreCoordinator=JunctionStoreCoordinator,
+        ):
+            super().__init__(vllm_config, kv_cache_config)
+        self.client.hash_block_size = self._hash_block_size
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Check for a store hit, and give the request the junctions it reports.
+
+        A lookup that is still in flight merges on the step at which it is ready;
+        one that failed, or was not made, merges nothing.
+
+        Source: extends ``MooncakeStoreScheduler.get_num_new_matched_tokens``.
+        """
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        junctions = self.client.take_junctions(request.request_id)
+        if junctions is not None:
+            set_store_junctions(request, junctions)
+            if junctions:
+                self.client.counters.store_junctions += len(junctions)
+                logger.debug(
+                    "Request %s: the store reports junctions at %s tokens",
+                    request.request_id,
+                    junctions,
+                )
+        return matched
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Update state after block allocation, and note the request's junctions.
+
+        The scheduler assigns a request's local junctions before this call for the
+        last time, so the tuple is complete here.
+
+        Source: extends ``MooncakeStoreScheduler.update_state_after_alloc``.
+        """
+        self._junction_tracker.add(
+            request.request_id, shared_prefix_boundaries(request)
+        )
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(
+        self, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata:
+        """Build the step's metadata; every save names its request's junctions.
+
+        Source: extends ``MooncakeStoreScheduler.build_connector_meta``.
+        """
+        meta = super().build_connector_meta(scheduler_output)
+        assert isinstance(meta, MooncakeStoreConnectorMetadata)
+        self._junction_tracker.discard(scheduler_output.finished_req_ids)
+        meta.requests = [
+            JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))
+            if req_meta.can_save
+            else req_meta
+            for req_meta in meta.requests
+        ]
+        return meta

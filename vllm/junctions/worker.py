@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker side: lookups that report junctions, saves that keep their tails."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
+    ExternalCachedBlockPool,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    MooncakeLookupResult,
+    ReqMeta,
+    TailKeyBoundary,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
+    KVCacheStoreSendingThread,
+    LookupKeyClient,
+    MooncakeStoreWorker,
+)
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm.junctions.compat import STORE_WORKER
+from vllm.junctions.coordinator import GroupMasks, JunctionStoreCoordinator
+from vllm.junctions.metrics import JunctionCounters
+from vllm.junctions.protocol import (
+    JunctionLookupResult,
+    add_junctions,
+    check_lookup_result,
+    take_junctions,
+)
+from vllm.junctions.substitute import substituted
+
+logger = init_logger(__name__)
+
+
+class JunctionStoreWorker(MooncakeStoreWorker):
+    """The stock worker, with junctions in lookups and in saves."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        # Both are read by the lookup thread, which the stock constructor starts.
+        self.counters = JunctionCounters()
+        self._answers: ExternalCachedBlockPool | None = None
+        with substituted(
+            STORE_WORKER, MooncakeStoreCoordinator=JunctionStoreCoordinator
+        ):
+            super().__init__(vllm_config, kv_cache_config)
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Register KV caches; the sender that this starts knows junctions."""
+        with substituted(STORE_WORKER, KVCacheStoreSendingThread=JunctionSendingThread):
+            super().register_kv_caches(kv_caches)
+
+    def lookup(
+        self, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> MooncakeLookupResult:
+        """Look up a request's prefix; report the joint hit and junctions.
+
+        Runs on the one lookup thread of rank 0. Junctions come from the existence
+        answers that the stock lookup got: no further call to the store, no further
+        key. Whatever goes wrong costs the hit only.
+
+        Source: extends ``MooncakeStoreWorker.lookup``.
+
+        Args:
+            num_tokens: Tokens of the request.
+            block_hashes: Its block hashes, one per hash unit.
+        """
+        self._answers = None
+        try:
+            result = super().lookup(num_tokens, block_hashes)
+            if self._answers is None:
+                return result
+            longest = self.coord.longest_group_hit(
+                block_hashes,
+                self.coord.align_lookup_length(num_tokens - 1),
+                self._answers,
+            )
+            return add_junctions(
+                result, self.coord.junctions(result.hit_length, longest)
+            )
+        except Exception as error:
+            # An exception would end the lookup thread, and with it every request
+            # that waits for an answer.
+            logger.debug("Store lookup failed", exc_info=True)
+            self.counters.add_fault(
+                "failed_lookups",
+                f"A store lookup failed and counts as no hit: {error!r}.",
+            )
+            return MooncakeLookupResult(0)
+        finally:
+            self._answers = None
+
+    def _tail_key_boundaries(
+        self,
+        block_hashes: Sequence[BlockHash],
+        hit_length: int,
+        cached_block_pool: ExternalCachedBlockPool,
+    ) -> tuple[TailKeyBoundary, ...]:
+        # The last thing the stock lookup does with its answers: keep them for
+        # ``lookup``, which runs on the same thread.
+        self._answers = cached_block_pool
+        return super()._tail_key_boundaries(block_hashes, hit_length, cached_block_pool)
+
+
+class JunctionSendingThread(KVCacheStoreSendingThread):
+    """The stock sender, whose store masks include the job's junction tails."""
+
+    def __init__(
+        self, store: Any, coord: JunctionStoreCoordinator, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(store, coord, *args, **kwargs)
+        self._layout = coord
+
+    def _handle_request(self, req_meta: ReqMeta) -> None:
+        boundaries = getattr(req_meta, "shared_prefix_boundaries", ())
+        # Only this thread uses ``coord``, one job at a time.
+        self.coord = cast(
+            JunctionStoreCoordinator, _JobCoordinator(self._layout, boundaries)
+        )
+        super()._handle_request(req_meta)
+
+
+class _JobCoordinator:
+    """A coordinator as one store job sees it: masks include its junctions."""
+
+    def __init__(
+        self, layout: JunctionStoreCoordinator, boundaries: Sequence[int]
+    ) -> None:
+        self._layout = layout
+        self._boundaries = boundaries
+
+    def store_mask(
+        self,
+        aligned_token_len: int,
+        start_token: int = 0,
+        num_prompt_tokens: int | None = None,
+    ) -> GroupMasks:
+        return self._layout.store_mask(
+            aligned_token_len, start_token, num_prompt_tokens, self._boundaries
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layout, name)
+
+
+class JunctionLookupClient(LookupKeyClient):
+    """The stock lookup client, which checks answers and sets junctions apart."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        self.counters = JunctionCounters()
+        # Set by the scheduler, which resolves it from the KV cache config.
+        self.hash_block_size = 1
+        self._junctions_by_request: dict[str, tuple[int, ...]] = {}
+
+    def _lookup(
+        self, num_tokens: int, block_hashes: list[BlockHash]
+    ) -> MooncakeLookupResult:
+        # On the client's own thread.
+        try:
+            result = take_junctions(
+                super()._lookup(num_tokens, block_hashes), num_tokens
+            )
+            check_lookup_result(result, num_tokens, self.hash_block_size)
+        except ValueError as error:
+            self.counters.add_fault(
+                "malformed_payloads",
+                f"A store lookup answer is malformed and counts as no hit: {error}.",
+            )
+            return MooncakeLookupResult(0)
+        if result.num_dropped:
+            self.counters.add_fault(
+                "dropped_entries",
+                f"Dropped {result.num_dropped} junction(s) outside a request of "
+                f"{num_tokens} tokens.",
+                result.num_dropped,
+            )
+        return result
+
+    def lookup(
+        self,
+        req_id: str,
+        num_tokens: int,
+        block_hashes: list[BlockHash],
+        non_block: bool = False,
+    ) -> MooncakeLookupResult | None:
+        """Look up a prefix; None while a non-blocking lookup is under way.
+
+        Source: extends ``LookupKeyClient.lookup``. The junctions of a finished
+        lookup wait for :meth:`take_junctions`.
+        """
+        result = super().lookup(req_id, num_tokens, block_hashes, non_block)
+        if isinstance(result, JunctionLookupResult):
+            self._junctions_by_request[req_id] = result.junctions
+        return result
+
+    def take_junctions(self, req_id: str) -> tuple[int, ...] | None:
+        """Return the junctions of the lookup that just finished, once.
+
+        None if no lookup of this request finished well since the last call.
+        """
+        return self._junctions_by_request.pop(req_id, None)
+
+    def discard(self, req_id: str) -> None:
+        """Drop what is kept for a request that ended."""
+        self._junctions_by_request.pop(req_id, None)
+        super().discard(req_id)
