@@ -57,6 +57,7 @@ def run_side(model: TinyModel, side: str, work_dir: Path) -> ProbeReport:
             side_dir,
             mooncake_config=master.write_client_config(),
             junctions=_SIDES[side],
+            env=model.env(side_dir),
         )
         with server:
             args = junction_probe.parse_args(["--base-url", server.base_url])

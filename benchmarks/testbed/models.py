@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.testbed.plugins import write_plugin
+
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,6 +47,8 @@ class TinyModel:
         draft_config: ``config.json`` of its EAGLE draft, if any.
         num_speculative_tokens: Drafted tokens per step.
         server_args: Further arguments of the server.
+        plugin: Function that every process of the server calls first, as
+            ``package.module:function``; None: nothing.
     """
 
     name: str
@@ -55,6 +59,7 @@ class TinyModel:
     draft_config: dict[str, Any] | None = None
     num_speculative_tokens: int = 2
     server_args: tuple[str, ...] = field(default=())
+    plugin: str | None = None
 
     def write(self, directory: Path) -> list[str]:
         """Write the configuration; return the server arguments that use it."""
@@ -78,6 +83,13 @@ class TinyModel:
                 msgspec.json.encode(speculative).decode(),
             ]
         return arguments
+
+    def env(self, directory: Path) -> dict[str, str]:
+        """Write what the server's environment must name; return that environment."""
+        if self.plugin is None:
+            return {}
+        name = f"{self.name.replace('-', '_')}_stand_ins"
+        return write_plugin(directory / "plugins", name, self.plugin)
 
     def expected_hit_tokens(self, shared_tokens: int) -> int:
         """Return where siblings that share ``shared_tokens`` tokens should hit.
@@ -141,5 +153,67 @@ LLAMA_EAGLE = TinyModel(
     proof_tokens=32,
 )
 
-MODELS = {model.name: model for model in (GEMMA3, LLAMA_EAGLE)}
+# The real architecture, narrow. Its kernels fix head_dim, index_head_dim and
+# index_topk; compress ratios give one layer with a window only, two with the
+# indexer and one that reads every 128th state.
+DEEPSEEK_V4 = TinyModel(
+    name="deepseek-v4-tiny",
+    summary="DeepSeek-V4: groups of 64, 64, 256, 4, 8 tokens per block",
+    config={
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "compress_ratios": [0, 4, 128, 4],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 128,
+        "o_lora_rank": 64,
+        "o_groups": 2,
+        "sliding_window": 128,
+        "index_n_heads": 8,
+        "index_head_dim": 128,
+        "index_topk": 512,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 64,
+        "expert_dtype": "bf16",
+        "num_hash_layers": 1,
+        "norm_topk_prob": True,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+        "hidden_act": "silu",
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 1024,
+        "max_position_embeddings": 16384,
+        "rope_theta": 10000.0,
+        "compress_rope_theta": 160000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 16,
+            "original_max_position_embeddings": 65536,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+        "num_nextn_predict_layers": 0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "bfloat16",
+    },
+    block_tokens=256,
+    server_args=("--dtype", "bfloat16", "--max-model-len", "8192"),
+    plugin="benchmarks.testbed.deepseek_v4.stand_ins:register",
+)
+
+MODELS = {model.name: model for model in (GEMMA3, LLAMA_EAGLE, DEEPSEEK_V4)}
 DEFAULT_MODEL = GEMMA3.name
