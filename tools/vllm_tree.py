@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unpack vLLM's source packages under ``.cache/``, one folder a version.
 
-Each holds vLLM's pure-Python tree and its tests. Put first on ``PYTHONPATH``, a
-tree takes the place of the installed vLLM for all but model execution.
+``.cache/vllm-X`` holds vLLM's pure-Python tree and its tests. ``.cache/runtime-X``
+holds that tree alone, presented as a CPU build: put first on ``PYTHONPATH`` it
+takes the place of the installed vLLM for all but model execution.
 """
 
 import os
@@ -29,6 +30,20 @@ def tree(version: str) -> Path:
     return folder
 
 
+def runtime(version: str) -> Path:
+    """Return a folder for ``PYTHONPATH`` that runs ``version`` as a CPU build."""
+    source = tree(version)
+    folder = CACHE / f"runtime-{version}"
+    metadata = folder / f"vllm-{version}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    # vLLM takes the platform from its distribution's version.
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    link = folder / "vllm"
+    if not link.exists():
+        link.symlink_to(source / "vllm", target_is_directory=True)
+    return folder
+
+
 def _download(version: str, directory: Path) -> Path:
     # pip reads the metadata of a source package by running its build script: this
     # tells that script to build nothing and not to look for a git checkout.
@@ -52,4 +67,4 @@ def _download(version: str, directory: Path) -> Path:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(f"vLLM {name}: {tree(name)}")
+        print(f"vLLM {name}: {runtime(name)}")

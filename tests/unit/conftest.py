@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterator
+
+import pytest
+
+from vllm.junctions.hooks import CORE_HOOKS, HookSet
+
+
+@pytest.fixture
+def core_hooks() -> Iterator[HookSet]:
+    """The hooks into core, on for one test."""
+    CORE_HOOKS.install()
+    try:
+        yield CORE_HOOKS
+    finally:
+        CORE_HOOKS.uninstall()

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from vllm.junctions import ConfigurationError
+from vllm.junctions.config import JunctionsConfig
+
+
+def test_junctions_are_on_by_default():
+    assert JunctionsConfig.from_extra_config({}).junctions is True
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_the_switch_is_read(value):
+    assert JunctionsConfig.from_extra_config({"junctions": value}).junctions is value
+
+
+def test_keys_of_the_stock_connector_are_left_alone():
+    extra = {"load_async": "whatever", "cache_prefix": "a", "lookup_rpc_port": 7}
+    assert JunctionsConfig.from_extra_config(extra) == JunctionsConfig()
+
+
+@pytest.mark.parametrize("value", ["yes", "true", 1, 0, None, [True], {}])
+def test_a_wrong_type_names_key_value_and_what_is_accepted(value):
+    with pytest.raises(ConfigurationError) as error:
+        JunctionsConfig.from_extra_config({"junctions": value})
+    text = str(error.value)
+    assert "'junctions'" in text
+    assert repr(value) in text
+    assert '"junctions": true or false' in text
+
+
+@pytest.mark.parametrize("key", ["junctions_enabled", "junction", "junctions_"])
+def test_an_unknown_key_under_our_prefix_is_refused(key):
+    with pytest.raises(ConfigurationError, match=f"Unknown key '{key}' .value 3."):
+        JunctionsConfig.from_extra_config({key: 3})
