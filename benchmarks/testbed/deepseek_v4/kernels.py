@@ -112,7 +112,7 @@ def window_slots(
     positions = seq_lens[requests].long() - ends + tokens
     first = (positions - window_tokens + 1).clamp(min=0)
     first = torch.maximum(first, replay_start[requests].long())
-    lens = (positions - first + 1) * is_valid_token[tokens]
+    lens = (positions - first + 1).clamp(min=0) * is_valid_token[tokens]
     columns = torch.arange(out_slots.shape[-1])
     used = columns < lens.unsqueeze(1)
     indices = (first.unsqueeze(1) + columns).clamp(min=0) * used
