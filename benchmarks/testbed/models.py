@@ -211,7 +211,11 @@ DEEPSEEK_V4 = TinyModel(
         "torch_dtype": "bfloat16",
     },
     block_tokens=256,
-    server_args=("--dtype", "bfloat16", "--max-model-len", "8192"),
+    server_args=(
+        *("--dtype", "bfloat16"),
+        *("--load-format", "random"),
+        *("--max-model-len", "8192"),
+    ),
     plugin="benchmarks.testbed.deepseek_v4.stand_ins:register",
 )
 

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from vllm.platforms.cpu import CpuPlatform
 
+from benchmarks.testbed import random_weights
 from benchmarks.testbed.deepseek_v4 import kernels
 
 _METADATA = "vllm.v1.attention.ops.metadata"
@@ -39,6 +40,7 @@ def register() -> None:
     if hasattr(CpuPlatform, _MARK):
         return
     setattr(CpuPlatform, _MARK, True)
+    random_weights.register()
     _wrap_class_method(CpuPlatform, "check_and_update_config", _keep_prefix_caching)
     _wrap_class_method(CpuPlatform, "register_triton_kernel_overrides", _add_kernels)
 
