@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registration, each case in a process of its own: it changes vLLM's factory."""
 
+import io
+import logging
+import os
 import subprocess
 import sys
 import textwrap
+import traceback
+from contextlib import redirect_stdout
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector import factory  # noqa: F401
 
 _PRELUDE = """
 import logging, sys
-logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 import vllm.version
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -28,7 +33,39 @@ def hooked():
 
 
 def run(code: str) -> str:
-    """Run code in a fresh process; return what it printed."""
+    """Run code in a forked child; return what it printed and logged."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        status = _run_in_child(_PRELUDE + textwrap.dedent(code), write_end)
+        os._exit(status)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        printed = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0, printed
+    return printed
+
+
+def _run_in_child(code: str, write_end: int) -> int:
+    out, status = io.StringIO(), 0
+    handler = logging.StreamHandler(out)
+    vllm_logger = logging.getLogger("vllm")
+    vllm_logger.addHandler(handler)
+    vllm_logger.setLevel(logging.INFO)
+    with redirect_stdout(out):
+        try:
+            exec(compile(code, "<test>", "exec"), {"__name__": "test"})
+        except BaseException:
+            traceback.print_exc(file=out)
+            status = 1
+    with os.fdopen(write_end, "w") as pipe:
+        pipe.write(out.getvalue())
+    return status
+
+
+def run_fresh(code: str) -> str:
+    """Run code in a new interpreter; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", _PRELUDE + textwrap.dedent(code)],
         capture_output=True,
@@ -40,7 +77,7 @@ def run(code: str) -> str:
 
 
 def test_registering_imports_nothing_of_the_store_and_installs_no_hook():
-    out = run("""
+    out = run_fresh("""
         from vllm.junctions.plugin import register
         register()
         print([m for m in sys.modules if "mooncake" in m], hooked())
