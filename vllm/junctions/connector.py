@@ -41,7 +41,6 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._junctions = JunctionsConfig.from_extra_config(extra_config).junctions
         if not self._junctions:
-            log_off()
             super().__init__(vllm_config, role, kv_cache_config)
             return
         compat.check_version()
@@ -80,13 +79,3 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         if self._junctions:
             setattr(kv_cache_manager, ENABLED, True)
         super().bind_kv_cache_manager(kv_cache_manager)
-
-
-def log_off() -> None:
-    """Say that junctions are off by configuration."""
-    logger.info(
-        "vllm-junctions %s: junctions off by configuration (vLLM %s, stock "
-        "MooncakeStoreConnector, no hooks)",
-        __version__,
-        compat.vllm_version(),
-    )

@@ -5,6 +5,7 @@ It imports nothing of the Mooncake store. What it changes is how the connector
 factory answers for the one name ``MooncakeStoreConnector``.
 """
 
+import functools
 import importlib
 import logging
 import multiprocessing
@@ -41,6 +42,7 @@ def register() -> None:
         )
 
 
+@functools.cache
 def _warn_unsupported() -> None:
     # Children of an engine load plugins too; one warning is enough.
     if multiprocessing.parent_process() is None:
@@ -74,6 +76,7 @@ def _register_entry(factory: Any) -> None:
                 kv_transfer_config.kv_connector_extra_config
             )
             if not config.junctions:
+                _say_off()
                 return stock_loader()
         return original(cls, kv_transfer_config)
 
@@ -86,6 +89,14 @@ def _selects_entry(kv_transfer_config: Any) -> bool:
     return (
         kv_transfer_config.kv_connector == CONNECTOR_NAME
         and not kv_transfer_config.kv_connector_module_path
+    )
+
+
+@functools.cache
+def _say_off() -> None:
+    logger.info(
+        "vllm-junctions: junctions off by configuration; stock %s, no hooks.",
+        CONNECTOR_NAME,
     )
 
 

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lookup client against a real socket, the worker against a plain store."""
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    ChunkedTokenDatabase,
+    KeyMetadata,
+    MooncakeLookupResult,
+    TailKeyBoundary,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol import (
+    encode_lookup_response,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
+    get_zmq_rpc_path_lookup,
+)
+
+from tests.support import coordinator, full, groups, hashes, swa
+from vllm.junctions.data import JunctionReqMeta
+from vllm.junctions.metrics import JunctionCounters
+from vllm.junctions.protocol import add_junctions
+from vllm.junctions.worker import (
+    JunctionLookupClient,
+    JunctionSendingThread,
+    JunctionStoreWorker,
+)
+
+_BLOCK = 32
+
+
+class AnsweringServer:
+    """Answers every lookup with the same bytes."""
+
+    def __init__(self, path: str) -> None:
+        self.payload = b""
+        self._socket = zmq.Context.instance().socket(zmq.REP)
+        self._socket.bind(path)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._stop = threading.Event()
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self._socket.poll(50):
+                self._socket.recv_multipart()
+                self._socket.send(self.payload)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._socket.close(0)
+
+
+@pytest.fixture
+def channel(
+    tmp_path_factory, monkeypatch
+) -> Iterator[tuple[JunctionLookupClient, AnsweringServer]]:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path_factory.mktemp("s")))
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
+        parallel_config=SimpleNamespace(data_parallel_index=0),
+    )
+    server = AnsweringServer(get_zmq_rpc_path_lookup(config))
+    client = JunctionLookupClient(config)
+    client.hash_block_size = _BLOCK
+    yield client, server
+    client.close()
+    server.close()
+
+
+def _look_up(client, num_tokens=1000):
+    return client.lookup("r", num_tokens, hashes(num_tokens // _BLOCK))
+
+
+def test_a_good_answer_gives_the_hit_and_waits_with_the_junctions(channel):
+    client, server = channel
+    tails = (TailKeyBoundary(0, 512), TailKeyBoundary(1, 512))
+    server.payload = encode_lookup_response(
+        add_junctions(MooncakeLookupResult(512, tails), (768, 800))
+    )
+    result = _look_up(client)
+    assert (result.hit_length, result.tail_key_boundaries) == (512, tails)
+    assert client.take_junctions("r") == (768, 800)
+    assert client.take_junctions("r") is None
+
+
+def test_an_answer_without_junctions_replaces_earlier_ones(channel):
+    client, server = channel
+    server.payload = bytes(4)
+    _look_up(client)
+    assert client.take_junctions("r") == ()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\0\0\0",
+        bytes(5),
+        bytes(11),
+        (1024).to_bytes(4, "big"),
+        (33).to_bytes(4, "big"),
+        (64).to_bytes(4, "big") + bytes(8),
+        (64).to_bytes(4, "big") + bytes(4) + (2048).to_bytes(4, "big"),
+    ],
+)
+def test_a_malformed_answer_costs_the_hit_and_is_logged_once(channel, payload, caplog):
+    client, server = channel
+    server.payload = payload
+    for _ in range(3):
+        assert _look_up(client).hit_length == 0
+        assert client.take_junctions("r") is None
+    assert client.counters.malformed_payloads == 3
+    # The next answer is read as if nothing had happened.
+    server.payload = encode_lookup_response(MooncakeLookupResult(64))
+    assert _look_up(client).hit_length == 64
+
+
+def test_a_junction_outside_the_request_costs_that_entry_only(channel):
+    client, server = channel
+    server.payload = encode_lookup_response(
+        add_junctions(MooncakeLookupResult(64), (0, 512, 4096))
+    )
+    assert _look_up(client).hit_length == 64
+    assert client.take_junctions("r") == (512,)
+    assert client.counters.dropped_entries == 2
+    assert client.counters.malformed_payloads == 0
+
+
+def test_a_lookup_under_way_says_nothing_yet(channel):
+    client, server = channel
+    server.payload = encode_lookup_response(
+        add_junctions(MooncakeLookupResult(0), (512,))
+    )
+    block_hashes = hashes(1000 // _BLOCK)
+    result = client.lookup("r", 1000, block_hashes, non_block=True)
+    while result is None:
+        assert client.take_junctions("r") is None
+        result = client.lookup("r", 1000, block_hashes, non_block=True)
+    assert client.take_junctions("r") == (512,)
+
+
+def test_an_aborted_request_leaves_nothing(channel):
+    client, server = channel
+    server.payload = encode_lookup_response(
+        add_junctions(MooncakeLookupResult(0), (512,))
+    )
+    _look_up(client)
+    client.discard("r")
+    assert client.take_junctions("r") is None
+
+
+class KeyStore:
+    """The calls that saves and lookups make, over a set of keys."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.num_exist_calls = 0
+        self.num_probed_keys = 0
+        self.fails = False
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        if self.fails:
+            raise RuntimeError("store gone")
+        self.num_exist_calls += 1
+        self.num_probed_keys += len(keys)
+        return [int(key in self.keys) for key in keys]
+
+    def batch_put_from_multi_buffers(self, keys, addrs, sizes, config) -> list[int]:
+        self.keys.update(keys)
+        return [0] * len(keys)
+
+
+def _databases(coord) -> list[ChunkedTokenDatabase]:
+    databases = []
+    for group_id, group in enumerate(coord.kv_cache_groups):
+        metadata = KeyMetadata("model", 0, 0, 0, 0, group_id=group_id)
+        database = ChunkedTokenDatabase(
+            metadata, group.kv_cache_spec.block_size, coord.hash_block_size
+        )
+        database.set_kv_caches_base_addr([4096])
+        database.set_block_len([64])
+        databases.append(database)
+    return databases
+
+
+def _sender(store, coord) -> JunctionSendingThread:
+    return JunctionSendingThread(
+        store,
+        coord,
+        _databases(coord),
+        coord.lcm_block_size,
+        0,
+        [1] * len(coord.kv_cache_groups),
+        "kv_both",
+        threading.Event(),
+    )
+
+
+def _save(sender, block_hashes, num_tokens, junctions, null_blocks=()) -> None:
+    """Run one store job of a request that has computed ``num_tokens``."""
+    block_ids = tuple(
+        [
+            0 if (group_id, index) in null_blocks else index + 1
+            for index in range(num_tokens // _BLOCK)
+        ]
+        for group_id in range(2)
+    )
+    job = JunctionReqMeta(
+        req_id="r",
+        token_len_chunk=num_tokens,
+        block_ids=block_ids,
+        block_hashes=block_hashes,
+        can_save=True,
+        prefill_end_tokens=1000,
+        store_job_id=1,
+        shared_prefix_boundaries=junctions,
+    )
+    sender.add_request(sender_job := job)
+    sender.request_queue.get()
+    sender._handle_request(sender_job)
+
+
+def _stored_ends(store, block_hashes, group_id) -> list[int]:
+    """Ends of the stored chunks of a group, in tokens."""
+    suffixes = {
+        key.rsplit("@", 1)[1] for key in store.keys if f"@group:{group_id}@" in key
+    }
+    return [
+        (index + 1) * _BLOCK
+        for index, block_hash in enumerate(block_hashes)
+        if block_hash.hex() in suffixes
+    ]
+
+
+@pytest.fixture
+def layout():
+    return coordinator(groups([full(_BLOCK), swa(_BLOCK, 64)]), _BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("junctions", "tails"),
+    [
+        ((), [960, 992]),
+        ((512,), [480, 512, 960, 992]),
+        ((256, 512), [224, 256, 480, 512, 960, 992]),
+    ],
+)
+def test_a_save_puts_the_tails_at_junctions(layout, junctions, tails):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, junctions)
+    assert _stored_ends(store, block_hashes, 0) == list(range(32, 993, 32))
+    assert _stored_ends(store, block_hashes, 1) == tails
+
+
+def test_junctions_of_one_job_do_not_reach_the_next(layout):
+    store, block_hashes, others = KeyStore(), hashes(31), hashes(31, "other")
+    sender = _sender(store, layout)
+    _save(sender, block_hashes, 992, (512,))
+    sender._saved_offset.clear()
+    _save(sender, others, 992, ())
+    assert _stored_ends(store, others, 1) == [960, 992]
+
+
+def test_a_tail_block_that_the_window_freed_is_never_put(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    freed = {(1, 14)}  # tokens 448..480 of the sliding-window group
+    _save(_sender(store, layout), block_hashes, 992, (512,), freed)
+    assert _stored_ends(store, block_hashes, 1) == [512, 960, 992]
+
+
+def _worker(store, coord) -> JunctionStoreWorker:
+    """A worker with what lookups use; a whole one runs in tests/engine."""
+    worker = object.__new__(JunctionStoreWorker)
+    worker.counters = JunctionCounters()
+    worker._answers = None
+    worker._capacity_only = False
+    worker.coord = coord
+    worker.store = store
+    worker.hash_block_size = coord.hash_block_size
+    worker.token_dbs = _databases(coord)
+    worker._kv_cache_groups = coord.kv_cache_groups
+    worker._lookup_key_prefixes = tuple(
+        database.store_layout.lookup_key_prefixes(((0, 0, 0, 0),))
+        for database in worker.token_dbs
+    )
+    worker._record_kv_connector_operation = lambda *args, **kwargs: None
+    return worker
+
+
+def _lookup(worker, num_tokens, block_hashes):
+    result = worker.lookup(num_tokens, block_hashes)
+    junctions = [
+        entry.num_tokens
+        for entry in result.tail_key_boundaries
+        if entry.group_id == 0xFFFFFFFF
+    ]
+    return result.hit_length, junctions
+
+
+def test_a_lookup_reports_where_siblings_part(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    sibling = block_hashes[:16] + hashes(10, "sibling")
+    assert _lookup(_worker(store, layout), 26 * 32, sibling) == (0, [512])
+
+
+def test_a_lookup_asks_the_store_no_more_than_stock(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    store.num_exist_calls = store.num_probed_keys = 0
+    _worker(store, layout).lookup(992, block_hashes)
+    assert (store.num_exist_calls, store.num_probed_keys) == (1, 62)
+
+
+def test_after_the_second_sibling_saved_the_third_hits(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    second = block_hashes[:16] + hashes(15, "second")
+    _save(_sender(store, layout), second, 992, (512,))
+    third = block_hashes[:16] + hashes(10, "third")
+    assert _lookup(_worker(store, layout), 26 * 32, third) == (512, [])
+
+
+def test_the_whole_request_is_never_a_junction(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    # A prompt of exactly 16 blocks: its last token has to be computed.
+    assert _lookup(_worker(store, layout), 512, block_hashes[:16]) == (0, [480])
+
+
+def test_a_failing_store_reports_no_hit_and_no_junction(layout):
+    store = KeyStore()
+    store.fails = True
+    assert _lookup(_worker(store, layout), 992, hashes(31)) == (0, [])
+
+
+def test_a_fault_in_the_lookup_costs_the_hit_and_is_counted(layout, monkeypatch):
+    store, block_hashes = KeyStore(), hashes(31)
+    worker = _worker(store, layout)
+    monkeypatch.setattr(
+        layout, "longest_group_hit", lambda *args: (_ for _ in ()).throw(KeyError("x"))
+    )
+    for _ in range(2):
+        assert _lookup(worker, 992, block_hashes) == (0, [])
+    assert worker.counters.failed_lookups == 2
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 31])
+def test_a_prompt_shorter_than_a_block_asks_nothing(layout, num_tokens):
+    store = KeyStore()
+    assert _lookup(_worker(store, layout), num_tokens, hashes(1)) == (0, [])
+    assert store.num_exist_calls == 0
