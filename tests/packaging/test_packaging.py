@@ -166,7 +166,7 @@ def test_a_reinstalled_vllm_leaves_junctions_working(environment, wheel):
 
 @pytest.mark.slow
 def test_an_editable_install_works_from_anywhere_and_goes_without_a_trace(environment):
-    environment.install("--no-build-isolation", "--editable", _ROOT)
+    environment.install("--editable", _ROOT)
     assert environment.check() == (True, True)
     assert environment.check(cwd=_ROOT) == (True, True)
     environment.install("--force-reinstall", _VLLM)
