@@ -61,8 +61,14 @@ class TinyModel:
     server_args: tuple[str, ...] = field(default=())
     plugin: str | None = None
 
-    def write(self, directory: Path) -> list[str]:
-        """Write the configuration; return the server arguments that use it."""
+    def write(self, directory: Path, weights_seed: int | None = None) -> list[str]:
+        """Write the model; return the server arguments that use it.
+
+        Args:
+            directory: Where its folders go.
+            weights_seed: Seed of weights large enough for outputs to depend on
+                the cache; None leaves it to the server's own, nearly zero ones.
+        """
         target = _write_config(directory / self.name, self.config)
         arguments = [
             "--model",
@@ -71,6 +77,9 @@ class TinyModel:
             str(self.block_tokens),
             *self.server_args,
         ]
+        if weights_seed is not None:
+            _write_weights(target, weights_seed)
+            arguments += ["--load-format", "safetensors"]
         if self.draft_config is not None:
             draft = _write_config(directory / f"{self.name}-draft", self.draft_config)
             speculative = {
@@ -106,6 +115,20 @@ def _write_config(directory: Path, config: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_bytes(msgspec.json.encode(config))
     return directory
+
+
+def _write_weights(directory: Path, seed: int) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(directory)
+    # The usual 0.02 leaves a net this small with almost uniform predictions.
+    config.initializer_range = 0.3
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    written = (directory / "config.json").read_bytes()
+    model.save_pretrained(directory)
+    (directory / "config.json").write_bytes(written)
 
 
 GEMMA3 = TinyModel(

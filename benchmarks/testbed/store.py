@@ -41,6 +41,10 @@ class MooncakeMaster:
                 f"--rpc_port={self.rpc_port}",
                 "--metrics_host=127.0.0.1",
                 f"--metrics_port={self._metrics_port}",
+                # Generous on purpose: on a busy small machine a client that is
+                # merely slow must not lose its segment or the lease of a read.
+                "--client_ttl=120",
+                "--default_kv_lease_ttl=60000",
             ],
             self.work_dir / "mooncake_master.log",
         )

@@ -33,9 +33,11 @@ def make_server(tmp_path_factory) -> Iterator[ServerMaker]:
     """Makes servers that end with the session; ``start()`` is the caller's."""
     servers: list[VllmServer] = []
 
-    def make(model: TinyModel = GEMMA3, **kwargs) -> VllmServer:
+    def make(
+        model: TinyModel = GEMMA3, weights_seed: int | None = None, **kwargs
+    ) -> VllmServer:
         work_dir = tmp_path_factory.mktemp("server")
-        server = VllmServer(model.write(work_dir), work_dir, **kwargs)
+        server = VllmServer(model.write(work_dir, weights_seed), work_dir, **kwargs)
         servers.append(server)
         return server
 
@@ -52,9 +54,9 @@ def trio(master, make_server) -> dict[str, VllmServer]:
     """
     config = master.write_client_config()
     servers = {
-        "one": make_server(mooncake_config=config),
-        "two": make_server(mooncake_config=config),
-        "cold": make_server(),
+        "one": make_server(mooncake_config=config, weights_seed=1),
+        "two": make_server(mooncake_config=config, weights_seed=1),
+        "cold": make_server(weights_seed=1),
     }
     for server in servers.values():
         server.start(wait=False)
