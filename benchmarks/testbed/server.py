@@ -56,8 +56,8 @@ class VllmServer:
             *server_args,
         ]
         # A Unix socket's path has room for about 100 characters, so not work_dir.
-        self._socket_dir = tempfile.mkdtemp(prefix="vj-")
-        self._env = {**_default_env(self._socket_dir), **(env or {})}
+        self.socket_dir = tempfile.mkdtemp(prefix="vj-")
+        self._env = {**_default_env(self.socket_dir), **(env or {})}
         if mooncake_config is not None:
             transfer = _transfer_config(junctions, kv_transfer_config or {})
             self._command += [
@@ -97,7 +97,7 @@ class VllmServer:
         if self.process is not None:
             self.process.stop()
             self.process = None
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        shutil.rmtree(self.socket_dir, ignore_errors=True)
 
     def __enter__(self) -> "VllmServer":
         return self.start()

@@ -68,6 +68,11 @@ class MooncakeMaster:
                 return int(float(line.split()[1]))
         raise ProcessFailed("mooncake_master reports no master_key_count")
 
+    def keys(self) -> set[str]:
+        """Return every key of the store."""
+        url = self.metrics_url.replace("/metrics", "/get_all_keys")
+        return set(httpx.get(url, timeout=10).text.split())
+
     def wait_until_still(self, still_seconds: float = 1.0) -> int:
         """Wait until the key count has not changed for a while; return it."""
         count, since = self.key_count(), time.monotonic()
@@ -126,7 +131,6 @@ class StoreClient:
     def __init__(self, master: MooncakeMaster) -> None:
         from mooncake.store import MooncakeDistributedStore
 
-        self._master = master
         self._store = MooncakeDistributedStore()
         status = self._store.setup(
             f"127.0.0.1:{free_port()}",
@@ -139,11 +143,6 @@ class StoreClient:
         )
         if status != 0:
             raise ProcessFailed(f"mooncake client set-up failed with {status}")
-
-    def keys(self) -> set[str]:
-        """Return every key of the store."""
-        url = self._master.metrics_url.replace("/metrics", "/get_all_keys")
-        return set(httpx.get(url, timeout=10).text.split())
 
     def get(self, key: str) -> bytes:
         return self._store.get(key)

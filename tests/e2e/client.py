@@ -2,6 +2,7 @@
 """Prompts of token ids, and what a server makes of them."""
 
 import random
+import uuid
 from dataclasses import dataclass
 
 import httpx
@@ -30,8 +31,16 @@ def random_prompts(seed: str, shared_tokens: int, *tail_tokens: int) -> list[lis
     ]
 
 
-def ask(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:
-    """Send a prompt alone; return its answer and what it hit."""
+def ask(
+    server: VllmServer,
+    prompt: list[int],
+    max_tokens: int = 8,
+    cache_salt: str | None = None,
+) -> Answer:
+    """Send a prompt alone; return its answer and what it hit.
+
+    With a salt that no request used before, a prompt hits nothing.
+    """
     probe = ServerUnderProbe(server.base_url)
     before = probe.counters()
     reply = httpx.post(
@@ -46,6 +55,7 @@ def ask(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:
             # Servers of the test bed have no tokenizer.
             "return_tokens_as_token_ids": True,
             "return_token_ids": True,
+            **({} if cache_salt is None else {"cache_salt": cache_salt}),
         },
         timeout=300,
     )
@@ -55,6 +65,13 @@ def ask(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:
     return Answer(
         choice["token_ids"], choice["logprobs"]["token_logprobs"], local, store
     )
+
+
+def ask_cold(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:
+    """Send a prompt such that it can hit nothing; return its answer."""
+    answer = ask(server, prompt, max_tokens, cache_salt=uuid.uuid4().hex)
+    assert (answer.local_hit_tokens, answer.store_hit_tokens) == (0, 0)
+    return answer
 
 
 def reset_local_cache(server: VllmServer) -> None:

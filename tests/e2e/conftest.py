@@ -37,7 +37,9 @@ def make_server(tmp_path_factory) -> Iterator[ServerMaker]:
         model: TinyModel = GEMMA3, weights_seed: int | None = None, **kwargs
     ) -> VllmServer:
         work_dir = tmp_path_factory.mktemp("server")
-        server = VllmServer(model.write(work_dir, weights_seed), work_dir, **kwargs)
+        arguments = model.write(work_dir, weights_seed)
+        env = {**model.env(work_dir), **kwargs.pop("env", {})}
+        server = VllmServer(arguments, work_dir, env=env, **kwargs)
         servers.append(server)
         return server
 
