@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V4 itself: real model code and kernels, real server, real store."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -25,9 +24,8 @@ _LOGPROB_TOLERANCE = 0.016
 def pair(master, tmp_path_factory) -> Iterator[tuple[VllmServer, VllmServer]]:
     """Two instances that share the store; what one stores the other loads."""
     config = master.write_client_config()
-    cores = sorted(os.sched_getaffinity(0))
     servers = []
-    for core in (cores[0], cores[-1]):
+    for _ in range(2):
         work_dir = tmp_path_factory.mktemp("deepseek-v4")
         server = VllmServer(
             DEEPSEEK_V4.write(work_dir),
@@ -36,7 +34,8 @@ def pair(master, tmp_path_factory) -> Iterator[tuple[VllmServer, VllmServer]]:
             # Two instances whose threads wait for each other's cores are slow.
             env={
                 **DEEPSEEK_V4.env(work_dir),
-                "VLLM_CPU_OMP_THREADS_BIND": str(core),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
             },
         )
         servers.append(server.start(wait=False))
