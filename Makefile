@@ -15,6 +15,9 @@ demo: setup
 test: setup
 	$(PY) -m pytest tests
 
+test-upstream: setup
+	$(PY) -m tools.upstream
+
 lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
