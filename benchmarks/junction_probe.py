@@ -184,23 +184,37 @@ class ServerUnderProbe:
             raise ProbeError("The server answered a request without any token")
         return seconds
 
-    def measured(self, model: str, prompt: list[int]) -> tuple[int, int, float]:
-        """Send a prompt; return its local hit, store hit and time to first token."""
-        before = self.counters()
-        seconds = self.first_token_seconds(model, prompt)
+    def hits_since(
+        self, before: dict[str, float], prompt_tokens: int
+    ) -> tuple[int, int]:
+        """Return local and store hit of the one request sent since ``before``.
+
+        Args:
+            before: The counters before the request.
+            prompt_tokens: Its length; the counters must account for all of it.
+
+        Raises:
+            ProbeError: They do not, so the hits cannot be told apart from others'.
+        """
         deadline = time.monotonic() + 30
         while True:
             now = self.counters()
             gained = {name: int(now[name] - before[name]) for name in now}
-            if gained[_LOCAL_QUERIES] == len(prompt):
-                return gained[_LOCAL_HITS], gained[_STORE_HITS], seconds
-            if gained[_LOCAL_QUERIES] > len(prompt) or time.monotonic() > deadline:
+            if gained[_LOCAL_QUERIES] == prompt_tokens:
+                return gained[_LOCAL_HITS], gained[_STORE_HITS]
+            if gained[_LOCAL_QUERIES] > prompt_tokens or time.monotonic() > deadline:
                 raise ProbeError(
                     f"The server counted {gained[_LOCAL_QUERIES]} looked-up tokens "
-                    f"for a request of {len(prompt)}: prefix caching is off, or "
+                    f"for a request of {prompt_tokens}: prefix caching is off, or "
                     "others use the server, and hits cannot be told apart"
                 )
             time.sleep(0.05)
+
+    def measured(self, model: str, prompt: list[int]) -> tuple[int, int, float]:
+        """Send a prompt; return its local hit, store hit and time to first token."""
+        before = self.counters()
+        seconds = self.first_token_seconds(model, prompt)
+        return *self.hits_since(before, len(prompt)), seconds
 
 
 _HOW_TO_START = (

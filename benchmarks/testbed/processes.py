@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from types import TracebackType
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SECONDS = 20.0
+# Above Mooncake's default range, below the kernel's ephemeral one.
+_FIRST_PORT, _LAST_PORT = 17001, 32767
 
 
 class ProcessFailed(RuntimeError):
@@ -28,11 +31,15 @@ def free_port() -> int:
 
 
 def free_port_range(count: int) -> tuple[int, int]:
-    """Return ``(first, last)`` of ``count`` consecutive free loopback ports."""
+    """Return ``(first, last)`` of ``count`` consecutive free loopback ports.
+
+    They lie below those that the kernel hands out to anybody. Mooncake takes no
+    others, and silently uses its default range instead.
+    """
     for _ in range(200):
-        first = free_port()
+        first = random.randrange(_FIRST_PORT, _LAST_PORT - count)
         last = first + count - 1
-        if last < 65536 and all(_is_free(port) for port in range(first, last + 1)):
+        if all(_is_free(port) for port in range(first, last + 1)):
             return first, last
     raise ProcessFailed(f"found no {count} consecutive free ports on loopback")
 

@@ -43,6 +43,8 @@ class VllmServer:
     ) -> None:
         self.work_dir = work_dir
         self.port = free_port()
+        # The server goes by the model's path.
+        self.model = model_args[model_args.index("--model") + 1]
         self._command = [
             sys.executable,
             "-m",
@@ -131,6 +133,10 @@ def _default_env(socket_dir: str) -> dict[str, str]:
         # Names the lookup socket: two servers of one host need different ones.
         "VLLM_RPC_BASE_PATH": socket_dir,
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Several servers share few cores: threads that wait must not spin.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

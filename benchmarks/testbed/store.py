@@ -114,3 +114,46 @@ def _binary() -> str:
             "mooncake-transfer-engine-non-cuda"
         )
     return found
+
+
+class StoreClient:
+    """Reads and overwrites values of a store from outside vLLM."""
+
+    def __init__(self, master: MooncakeMaster) -> None:
+        from mooncake.store import MooncakeDistributedStore
+
+        self._master = master
+        self._store = MooncakeDistributedStore()
+        status = self._store.setup(
+            f"127.0.0.1:{free_port()}",
+            "P2PHANDSHAKE",
+            16 << 20,
+            16 << 20,
+            "tcp",
+            "",
+            f"127.0.0.1:{master.rpc_port}",
+        )
+        if status != 0:
+            raise ProcessFailed(f"mooncake client set-up failed with {status}")
+
+    def keys(self) -> set[str]:
+        """Return every key of the store."""
+        url = self._master.metrics_url.replace("/metrics", "/get_all_keys")
+        return set(httpx.get(url, timeout=10).text.split())
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def overwrite(self, key: str, value: bytes) -> None:
+        status = self._store.upsert(key, value)
+        if status != 0:
+            raise ProcessFailed(f"overwriting {key} failed with {status}")
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> "StoreClient":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

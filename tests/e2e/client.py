@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of token ids, and what a server makes of them."""
+
+import random
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.junction_probe import ServerUnderProbe
+from benchmarks.testbed.server import VllmServer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens with their log probabilities, and the hits in tokens."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    local_hit_tokens: int
+    store_hit_tokens: int
+
+
+def random_prompts(seed: str, shared_tokens: int, *tail_tokens: int) -> list[list[int]]:
+    """Return prompts that share their first tokens and nothing after them."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(100, 1000) for _ in range(shared_tokens)]
+    return [
+        shared + [rng.randrange(100, 1000) for _ in range(count)]
+        for count in tail_tokens
+    ]
+
+
+def ask(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:
+    """Send a prompt alone; return its answer and what it hit."""
+    probe = ServerUnderProbe(server.base_url)
+    before = probe.counters()
+    reply = httpx.post(
+        f"{server.base_url}/v1/completions",
+        json={
+            "model": server.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            # Servers of the test bed have no tokenizer.
+            "return_tokens_as_token_ids": True,
+            "return_token_ids": True,
+        },
+        timeout=300,
+    )
+    reply.raise_for_status()
+    choice = reply.json()["choices"][0]
+    local, store = probe.hits_since(before, len(prompt))
+    return Answer(
+        choice["token_ids"], choice["logprobs"]["token_logprobs"], local, store
+    )
+
+
+def reset_local_cache(server: VllmServer) -> None:
+    """Wait until all saves have landed, then forget what is cached locally."""
+    ServerUnderProbe(server.base_url).reset_local_cache()

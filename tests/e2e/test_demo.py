@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job as a user runs it, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.demo import DemoRow
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _start(json_path: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.demo", "--json", str(json_path), *args],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _descendants(pid: int) -> set[int]:
+    """Return the processes below ``pid`` that are no zombies."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if entry.name.isdigit() and fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, queue = set(), [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.update(below)
+        queue.extend(below)
+    return found
+
+
+def _alive(pids: set[int]) -> set[int]:
+    alive = set()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            alive.add(pid)
+    return alive
+
+
+@pytest.mark.parametrize("model", ["gemma3-tiny", "llama-eagle-tiny"])
+def test_the_demo_shows_stock_at_zero_and_siblings_at_the_junction(tmp_path, model):
+    demo = _start(tmp_path / "demo.json", "--model", model)
+    output, _ = demo.communicate(timeout=900)
+    assert demo.returncode == 0, output
+    result = json.loads((tmp_path / "demo.json").read_text())
+    assert set(result) == {"stock", "junctions"}
+    names = ["A", "B", "C", "D", "A again"]
+    expected = {"gemma3-tiny": (3840, 4000), "llama-eagle-tiny": (3808, 3968)}[model]
+    for rows in result.values():
+        assert [row["name"] for row in rows] == names * 2
+        assert all(set(row) == set(DemoRow.__struct_fields__) for row in rows)
+    for half in (0, 5):
+        stock = [row["store_hit_tokens"] for row in result["stock"][half : half + 5]]
+        ours = [row["store_hit_tokens"] for row in result["junctions"][half : half + 5]]
+        assert stock[:4] == [0, 0, 0, 0]
+        assert ours[:4] == [0, 0, expected[half // 5], expected[half // 5]]
+        assert ours[4] >= stock[4] > 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
+    demo = _start(tmp_path / "demo.json")
+    started: set[int] = set()
+    deadline = time.monotonic() + 120
+    # A store, a server and its engine.
+    while len(started) < 4 and time.monotonic() < deadline:
+        started |= _descendants(demo.pid)
+        time.sleep(0.2)
+    os.kill(demo.pid, how)
+    demo.communicate(timeout=120)
+    deadline = time.monotonic() + 60
+    while _alive(started) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert _alive(started) == set()
+    assert not (tmp_path / "demo.json").exists()
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path):
+    demo = _start(tmp_path / "demo.json", "--model", "gpt-7")
+    output, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 2
+    assert "no model 'gpt-7'; one of: gemma3-tiny, llama-eagle-tiny" in output
