@@ -19,6 +19,9 @@ test: setup
 	@echo "The same without model execution on vLLM 0.33.0:"
 	PYTHONPATH=.cache/runtime-0.33.0 $(PY) -m pytest $(MODELLESS)
 
+test-upstream: setup
+	$(PY) -m tools.upstream
+
 lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .

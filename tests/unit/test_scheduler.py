@@ -105,6 +105,15 @@ def test_a_failed_lookup_merges_nothing(scheduler):
     assert r.shared_prefix_boundaries == (512,)
 
 
+def test_a_client_that_knows_no_junctions_answers_as_in_stock(scheduler):
+    r = _request()
+    scheduler.client = SimpleNamespace(
+        lookup=lambda *args, **_: MooncakeLookupResult(0)
+    )
+    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
+    assert r.shared_prefix_boundaries == ()
+
+
 def test_a_hit_beside_junctions_is_loaded_as_in_stock(scheduler):
     r = _request()
     scheduler.client.answers = [(MooncakeLookupResult(256), (512,))]

@@ -28,6 +28,7 @@ from vllm.junctions.worker import (
     JunctionLookupClient,
     JunctionSendingThread,
     JunctionStoreWorker,
+    _AnsweringWorker,
 )
 
 _BLOCK = 32
@@ -295,12 +296,9 @@ def _worker(store, coord) -> JunctionStoreWorker:
 
 def _lookup(worker, num_tokens, block_hashes):
     result = worker.lookup(num_tokens, block_hashes)
-    junctions = [
-        entry.num_tokens
-        for entry in result.tail_key_boundaries
-        if entry.group_id == 0xFFFFFFFF
-    ]
-    return result.hit_length, junctions
+    # What stock's readers see is stock's: one entry per group of a hit.
+    assert all(entry.group_id < 2 for entry in result.tail_key_boundaries)
+    return result.hit_length, list(getattr(result, "junctions", ()))
 
 
 def test_a_lookup_reports_where_siblings_part(layout):
@@ -308,6 +306,26 @@ def test_a_lookup_reports_where_siblings_part(layout):
     _save(_sender(store, layout), block_hashes, 992, ())
     sibling = block_hashes[:16] + hashes(10, "sibling")
     assert _lookup(_worker(store, layout), 26 * 32, sibling) == (0, [512])
+
+
+def test_a_lookup_server_answers_with_sentinel_entries(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    sibling = block_hashes[:16] + hashes(10, "sibling")
+    worker = _worker(store, layout)
+    answer = _AnsweringWorker(worker).lookup(26 * 32, sibling)
+    assert answer.tail_key_boundaries == (TailKeyBoundary(0xFFFFFFFF, 512),)
+    assert _AnsweringWorker(worker).store is store
+
+
+def test_a_job_without_junctions_sees_the_stock_mask_call(layout):
+    sender, block_hashes = _sender(KeyStore(), layout), hashes(31)
+
+    def stock_mask(aligned_token_len, start_token=0, num_prompt_tokens=None):
+        return (None, None)
+
+    layout.store_mask = stock_mask
+    _save(sender, block_hashes, 992, ())
 
 
 def test_a_lookup_asks_the_store_no_more_than_stock(layout):

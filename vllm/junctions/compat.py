@@ -72,6 +72,7 @@ STORE_SEAMS = (
         ("req_id", "num_tokens", "block_hashes", "non_block"),
     ),
     Seam(f"{STORE_WORKER}:LookupKeyClient.discard", ("req_id",)),
+    Seam(f"{STORE_WORKER}:LookupKeyServer.__init__", ("store_worker", "vllm_config")),
     Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._handle_request", ("req_meta",)),
     Seam(
         f"{STORE_WORKER}:MooncakeStoreWorker.__init__",

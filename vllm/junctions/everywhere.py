@@ -6,6 +6,7 @@ import importlib
 from vllm.junctions import compat, plugin
 from vllm.junctions.hooks import CORE_HOOKS
 from vllm.junctions.hooks.managers import ENABLED
+from vllm.junctions.substitute import rebind
 
 
 def apply() -> None:
@@ -29,24 +30,23 @@ def _rebind_store_names() -> None:
     from vllm.junctions.scheduler import JunctionStoreScheduler
     from vllm.junctions.worker import (
         JunctionLookupClient,
+        JunctionLookupServer,
         JunctionSendingThread,
         JunctionStoreWorker,
     )
 
-    replacements = {
-        "MooncakeStoreCoordinator": JunctionStoreCoordinator,
-        "MooncakeStoreScheduler": JunctionStoreScheduler,
-        "MooncakeStoreWorker": JunctionStoreWorker,
-        "KVCacheStoreSendingThread": JunctionSendingThread,
-        "LookupKeyClient": JunctionLookupClient,
-    }
     for module_name in (
         compat.STORE_COORDINATOR,
         compat.STORE_WORKER,
         compat.STORE_SCHEDULER,
         compat.STORE_CONNECTOR,
     ):
-        module = importlib.import_module(module_name)
-        for name, replacement in replacements.items():
-            if hasattr(module, name):
-                setattr(module, name, replacement)
+        rebind(
+            module_name,
+            MooncakeStoreCoordinator=JunctionStoreCoordinator,
+            MooncakeStoreScheduler=JunctionStoreScheduler,
+            MooncakeStoreWorker=JunctionStoreWorker,
+            KVCacheStoreSendingThread=JunctionSendingThread,
+            LookupKeyClient=JunctionLookupClient,
+            LookupKeyServer=JunctionLookupServer,
+        )

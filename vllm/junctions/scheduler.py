@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scheduler side: junctions go to the request before compute, and to its saves."""
 
+from functools import cached_property
+
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
@@ -34,7 +36,6 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     client: JunctionLookupClient
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        self._junction_tracker = JunctionTracker()
         with substituted(
             STORE_SCHEDULER,
             LookupKeyClient=JunctionLookupClient,
@@ -42,6 +43,10 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         ):
             super().__init__(vllm_config, kv_cache_config)
         self.client.hash_block_size = self._hash_block_size
+
+    @cached_property
+    def _junction_tracker(self) -> JunctionTracker:
+        return JunctionTracker()
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -54,7 +59,9 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         Source: extends ``MooncakeStoreScheduler.get_num_new_matched_tokens``.
         """
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        junctions = self.client.take_junctions(request.request_id)
+        # A client of another make answers lookups, but knows no junctions.
+        take_junctions = getattr(self.client, "take_junctions", None)
+        junctions = take_junctions and take_junctions(request.request_id)
         if junctions is not None:
             set_store_junctions(request, junctions)
             if junctions:

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     KVCacheStoreSendingThread,
     LookupKeyClient,
+    LookupKeyServer,
     MooncakeStoreWorker,
 )
 from vllm.logger import init_logger
@@ -44,7 +45,9 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         self.counters = JunctionCounters()
         self._answers: ExternalCachedBlockPool | None = None
         with substituted(
-            STORE_WORKER, MooncakeStoreCoordinator=JunctionStoreCoordinator
+            STORE_WORKER,
+            MooncakeStoreCoordinator=JunctionStoreCoordinator,
+            LookupKeyServer=JunctionLookupServer,
         ):
             super().__init__(vllm_config, kv_cache_config)
 
@@ -62,6 +65,9 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         answers that the stock lookup got: no further call to the store, no further
         key. Whatever goes wrong costs the hit only.
 
+        The result's entries are stock's; a :class:`JunctionLookupResult` if there
+        are junctions.
+
         Source: extends ``MooncakeStoreWorker.lookup``.
 
         Args:
@@ -78,8 +84,11 @@ class JunctionStoreWorker(MooncakeStoreWorker):
                 self.coord.align_lookup_length(num_tokens - 1),
                 self._answers,
             )
-            return add_junctions(
-                result, self.coord.junctions(result.hit_length, longest)
+            junctions = self.coord.junctions(result.hit_length, longest)
+            if not junctions:
+                return result
+            return JunctionLookupResult(
+                result.hit_length, result.tail_key_boundaries, junctions
             )
         except Exception as error:
             # An exception would end the lookup thread, and with it every request
@@ -116,11 +125,17 @@ class JunctionSendingThread(KVCacheStoreSendingThread):
 
     def _handle_request(self, req_meta: ReqMeta) -> None:
         boundaries = getattr(req_meta, "shared_prefix_boundaries", ())
+        if not boundaries:
+            super()._handle_request(req_meta)
+            return
         # Only this thread uses ``coord``, one job at a time.
         self.coord = cast(
             JunctionStoreCoordinator, _JobCoordinator(self._layout, boundaries)
         )
-        super()._handle_request(req_meta)
+        try:
+            super()._handle_request(req_meta)
+        finally:
+            self.coord = self._layout
 
 
 class _JobCoordinator:
@@ -144,6 +159,33 @@ class _JobCoordinator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layout, name)
+
+
+class JunctionLookupServer(LookupKeyServer):
+    """The stock lookup server, whose answers carry junctions as sentinel entries."""
+
+    def __init__(
+        self, store_worker: MooncakeStoreWorker, vllm_config: VllmConfig
+    ) -> None:
+        super().__init__(
+            cast(MooncakeStoreWorker, _AnsweringWorker(store_worker)), vllm_config
+        )
+
+
+class _AnsweringWorker:
+    """A worker as its lookup server sees it: lookups answer in wire entries."""
+
+    def __init__(self, worker: MooncakeStoreWorker) -> None:
+        self._worker = worker
+
+    def lookup(
+        self, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> MooncakeLookupResult:
+        result = self._worker.lookup(num_tokens, block_hashes)
+        return add_junctions(result, getattr(result, "junctions", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
 
 
 class JunctionLookupClient(LookupKeyClient):
