@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -151,17 +152,26 @@ class BoxEngine:
 
     # Requests
 
-    def add(self, prompt: list[int], request_id: str, max_tokens: int = 1) -> Served:
-        """Queue a request; it runs in the steps that follow."""
+    def _make_request(
+        self, prompt: list[int], request_id: str, max_tokens: int
+    ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         params.update_from_generation_config({}, 2)
-        request = Request(
+        return Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
             sampling_params=params,
             pooling_params=None,
             block_hasher=self._hasher,
         )
+
+    def block_hashes(self, prompt: list[int]) -> list[bytes]:
+        """Return the block hashes that a request with this prompt has."""
+        return list(self._make_request(prompt, "unused", 1).block_hashes)
+
+    def add(self, prompt: list[int], request_id: str, max_tokens: int = 1) -> Served:
+        """Queue a request; it runs in the steps that follow."""
+        request = self._make_request(prompt, request_id, max_tokens)
         served = Served(request_id, Sequence(prompt, self.layout.hash_tokens))
         self.served[request_id] = served
         self._requests[request_id] = request
@@ -291,19 +301,20 @@ class BoxEngine:
         self.run()
         return served
 
-    def preempt_all(self) -> None:
-        """Preempt what runs, as running out of blocks does, and reset the cache."""
-        self.scheduler.reset_prefix_cache(reset_running_requests=True)
+    def preempt(self, count: int = 1) -> None:
+        """Preempt the requests that entered last, as running out of blocks does.
 
-    def preempt_newest(self) -> str | None:
-        """Preempt the request that entered last; its cached blocks may survive."""
+        A step passes in which nothing resumes: vLLM never resumes a request in the
+        pass that preempts it, and the connector relies on that.
+        """
         scheduler = self.scheduler
-        if not scheduler.running:
-            return None
-        request = scheduler.running.pop()
-        scheduler._preempt_request(request, time.monotonic())
-        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-        return request.request_id
+        for _ in range(min(count, len(scheduler.running))):
+            request = scheduler.running.pop()
+            scheduler._preempt_request(request, time.monotonic())
+            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        self.step()
+        scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def reset_local_cache(self) -> None:
         """Forget the local cache, as a fresh instance would have none.
@@ -338,7 +349,9 @@ class BoxEngine:
 
         def wake() -> None:
             client.socket.send(b"end")
-            client.socket.recv()
+            # On its way out the server may end without an answer.
+            while server.thread.is_alive() and not client.socket.poll(timeout=20):
+                pass
 
         client.executor.submit(wake).result(timeout=_WAIT_SECONDS)
         server.thread.join(timeout=_WAIT_SECONDS)
