@@ -4,7 +4,7 @@ PY := .venv/bin/python
 MODEL ?= gemma3-tiny
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-upstream lint format lock clean
+.PHONY: setup demo test mutants test-upstream lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -14,6 +14,10 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest tests
+
+# Plants bugs in copies of the package; the tests have to catch every one.
+mutants: setup
+	$(PY) -m tools.mutations
 
 lint: setup
 	$(PY) -m ruff format --check .

@@ -73,9 +73,10 @@ class EvictFromStore:
 
 @dataclass(frozen=True)
 class FailGets:
-    """Let gets of one group fail, or none if ``group`` is None."""
+    """Let the next few reads of one group's keys fail."""
 
-    group: int | None
+    group: int
+    count: int
 
 
 Event = (
@@ -260,7 +261,7 @@ def rough_scenarios(draw: st.DrawFn) -> Scenario:
         st.builds(HoldSaves, engines),
         st.builds(ReleaseSaves, engines),
         st.builds(EvictFromStore, group, st.integers(1, 3)),
-        st.builds(FailGets, group),
+        st.builds(FailGets, st.integers(0, len(layout.groups) - 1), st.integers(1, 3)),
     )
     longest = max(len(prompt) for prompt in prompts)
     enough = blocks_for(layout, longest + layout.scheduler_block_tokens + 1)
@@ -306,7 +307,6 @@ class Run:
 
     def finish(self) -> None:
         """Let everything that is still under way come to its end."""
-        self.box.store.fails_get = lambda _key: False
         for engine in self.box.engines:
             _client(engine).saves.release()
             engine.run()

@@ -4,6 +4,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from benchmarks.testbed.box.config import EngineOptions, Side
 from benchmarks.testbed.box.engine import BoxEngine
@@ -35,9 +36,11 @@ class Box:
         self.engines: list[BoxEngine] = []
         self._checked: set[str] = set()
 
-    def engine(self, side: Side | None = None) -> BoxEngine:
-        """Add an instance."""
-        options = self.options if side is None else replace(self.options, side=side)
+    def engine(self, side: Side | None = None, **changes: Any) -> BoxEngine:
+        """Add an instance; ``changes`` are made to the box's options."""
+        if side is not None:
+            changes["side"] = side
+        options = replace(self.options, **changes)
         name = f"engine-{len(self.engines)}"
         engine = BoxEngine(
             self.layout, self._mooncake_config or self.store, self.book, options, name

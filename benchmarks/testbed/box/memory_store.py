@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _NOT_FOUND = -704
-_NO_SPACE = -200
+_WRITE_FAILED = -702
 
 
 class Gate:
@@ -47,15 +47,15 @@ class MemoryStore:
     Attributes:
         values: Stored bytes by key.
         puts: ``(client name, key)`` of every value stored, in order.
-        fails_get: Says of a key whether reading it fails although it exists.
+        fails_put: Says of a key whether storing it fails.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.puts: list[tuple[str, str]] = []
         self.num_lookup_keys = 0
-        self.fails_get: Callable[[str], bool] = lambda _key: False
-        self.full = False
+        self._failing_gets: dict[int, int] = {}
+        self.fails_put: Callable[[str], bool] = lambda _key: False
 
     def evict(self, wanted: Callable[[str], bool]) -> list[str]:
         """Lose the keys that are wanted gone; return them."""
@@ -63,6 +63,16 @@ class MemoryStore:
         for key in lost:
             del self.values[key]
         return lost
+
+    def fail_gets(self, group_id: int, count: int) -> None:
+        """Let the next ``count`` reads of a group's keys fail."""
+        self._failing_gets[group_id] = count
+
+    def get_fails(self, key: str) -> bool:
+        group_id = int(key.rpartition("@group:")[2].partition("@")[0])
+        left = self._failing_gets.get(group_id, 0)
+        self._failing_gets[group_id] = max(left - 1, 0)
+        return left > 0
 
     def client(self, name: str) -> "MemoryStoreClient":
         return MemoryStoreClient(self, name)
@@ -100,18 +110,22 @@ class MemoryStoreClient:
         _config: Any = None,
     ) -> list[int]:
         self.saves.passed()
-        if self._store.full:
-            return [_NO_SPACE] * len(keys)
-        for key, parts, lengths in zip(keys, addresses, sizes, strict=True):
-            # The first value stays, as in the real store.
-            if key in self._store.values:
-                continue
+        return [
+            self._put(key, parts, lengths)
+            for key, parts, lengths in zip(keys, addresses, sizes, strict=True)
+        ]
+
+    def _put(self, key: str, parts: list[int], lengths: list[int]) -> int:
+        if self._store.fails_put(key):
+            return _WRITE_FAILED
+        # The first value stays, as in the real store.
+        if key not in self._store.values:
             self._store.values[key] = b"".join(
                 ctypes.string_at(self._checked(address, length), length)
                 for address, length in zip(parts, lengths, strict=True)
             )
             self._store.puts.append((self._name, key))
-        return [0] * len(keys)
+        return 0
 
     def batch_get_into_multi_buffers(
         self, keys: list[str], addresses: list[list[int]], sizes: list[list[int]]
@@ -124,7 +138,7 @@ class MemoryStoreClient:
 
     def _get_into(self, key: str, parts: list[int], lengths: list[int]) -> int:
         value = self._store.values.get(key)
-        if value is None or self._store.fails_get(key):
+        if value is None or self._store.get_fails(key):
             return _NOT_FOUND
         offset = 0
         for address, length in zip(parts, lengths, strict=True):
