@@ -50,8 +50,18 @@ class ReuseModel:
         return self._layout.hash_tokens if self.partial_hits else group.block_tokens
 
     @property
-    def longest_proof_tokens(self) -> int:
-        return max(self.proof_tokens(i) for i in range(len(self._layout.groups)))
+    def proof_block_tokens(self) -> int:
+        """Tokens past a block boundary that a sibling must share to land on it.
+
+        The whole proof block: only its end has a key, even where a part of it would
+        do for a proof.
+        """
+        return max(
+            self._layout.groups[group_id].block_tokens
+            if self.proof_tokens(group_id)
+            else 0
+            for group_id in range(len(self._layout.groups))
+        )
 
     def needs(self, group_id: int, position: int) -> list[int]:
         """Return the ends of the blocks that a group needs at a position.
@@ -75,7 +85,22 @@ class ReuseModel:
         return ends + above
 
     def usable(self, group_id: int, position: int, cached: Cached) -> bool:
-        return all(cached(group_id, end) for end in self.needs(group_id, position))
+        return all(
+            any(cached(group_id, other) for other in self._covering(group_id, end))
+            for end in self.needs(group_id, position)
+        )
+
+    def _covering(self, group_id: int, end: int) -> Iterable[int]:
+        """Return the ends of blocks that hold all tokens of one that ends at ``end``.
+
+        A full-attention block that ends inside its block is as good as a part of a
+        longer one; a state is what it is.
+        """
+        group = self._layout.groups[group_id]
+        if group.kind == "mamba" or not self.partial_hits:
+            return (end,)
+        block_end = -(-end // group.block_tokens) * group.block_tokens
+        return range(end, block_end + 1, self._layout.hash_tokens)
 
     def reuse(self, num_tokens: int, cached: Cached) -> Reuse:
         """Return where a request of ``num_tokens`` tokens can resume."""

@@ -6,6 +6,7 @@ are, and a law should see thousands of them.
 """
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scenario:
     """A layout, prompts that share prefixes, and what happens in which order."""
 
@@ -101,6 +102,21 @@ class Scenario:
     events: tuple[Event, ...]
     options: EngineOptions
     num_engines: int
+
+    def __repr__(self) -> str:
+        # Token ids say nothing; where prompts part does.
+        prompts = " | ".join(_summary(prompt) for prompt in self.prompts)
+        return (
+            f"{self.layout}\n{self.options}\n{self.num_engines} engines, "
+            f"prompts {prompts}\n{self.events}"
+        )
+
+
+def _summary(prompt: tuple[int, ...]) -> str:
+    """Write a prompt as lengths by origin: ``3 of 0, 5 of 2``."""
+    origins = [token // _TOKENS_PER_PROMPT - 1 for token in prompt]
+    runs = [(origin, len(list(same))) for origin, same in groupby(origins)]
+    return ", ".join(f"{length} of {origin}" for origin, length in runs)
 
 
 # Layouts

@@ -181,7 +181,7 @@ def _is_due(
     promise: _Promise, prompt: tuple[int, ...], model: ReuseModel, run: Run
 ) -> bool:
     """Whether a request must hit at least at a promised position."""
-    proof = model.longest_proof_tokens
+    proof = model.proof_block_tokens
     # A lookup asks for whole scheduler blocks, the proof block's included.
     reach = promise.position + (model.block_tokens if proof else 0)
     shared = _shared_tokens(prompt, promise.prompt)

@@ -63,7 +63,6 @@ class FakeModelRunner:
             sampled[req_id] = []
             if end == len(sequence.tokens):
                 sampled[req_id] = [sequence.next_sample()]
-                # The drafter's layers see it when they write their KV.
                 sequence.extend(sampled[req_id])
             self._write(req_id, sequence, start, end)
         return sampled
@@ -116,7 +115,7 @@ class FakeModelRunner:
         )
         first, end = first_token // unit_tokens, start // unit_tokens
         found = self._gather(group, table, first, end)
-        wrong = np.flatnonzero(found != sequence.units(group, group_id, first, end))
+        wrong = np.flatnonzero(found != sequence.units(group_id, first, end))
         if len(wrong):
             raise WrongKV(
                 f"{req_id} at {start}: group {group_id} ({group.kind}) holds wrong KV "
@@ -168,9 +167,7 @@ class FakeModelRunner:
         blocks = np.asarray(table, dtype=np.int64)[units // per_block]
         for block_id in np.unique(blocks):
             self._writable(req_id, group_id, int(block_id))
-        self.slots[blocks, units % per_block] = sequence.units(
-            group, group_id, first, last
-        )
+        self.slots[blocks, units % per_block] = sequence.units(group_id, first, last)
         if end % unit_tokens:
             block_id = self._writable(req_id, group_id, table[last // per_block])
             # No prefix ends here yet: whoever reads this as KV is wrong.
