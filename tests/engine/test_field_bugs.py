@@ -9,7 +9,14 @@ import logging
 import pytest
 
 from benchmarks import seed_table
-from benchmarks.testbed.box import Box, BoxEngine, EngineOptions, Group, Layout
+from benchmarks.testbed.box import (
+    Box,
+    BoxEngine,
+    EngineOptions,
+    Group,
+    Layout,
+    Side,
+)
 from tests.engine.layouts import (
     FULL_MAMBA,
     FULL_MAMBA_PARTIAL,
@@ -227,6 +234,22 @@ def test_07_08_siblings_hit_whatever_they_share_past_the_junction(
         with Box(layout) as box:
             assert hits(box, prompts)[2:] == [reach, reach], extra_tokens
             assert box.faults() == []
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="Saves are due per scheduler block; a proof block of a short window can be "
+    "gone by then. Stock loses its own replay tails in the same way.",
+)
+@pytest.mark.parametrize("side", ["stock", "on"])
+def test_07_08_a_proof_block_is_saved_wherever_chunks_end(side: Side) -> None:
+    prompts, shared_tokens = siblings(SMALL_PROOF, extra_tokens=8)
+    block = SMALL_PROOF.scheduler_block_tokens
+    options = EngineOptions(side=side, max_batched_tokens=block // 2)
+    with Box(SMALL_PROOF, options) as box:
+        found = hits(box, prompts)
+        assert hits(box, prompts[:1]) == [(len(prompts[0]) // block - 1) * block]
+        assert side == "stock" or found[2] == shared_tokens // block * block
 
 
 def test_10_three_groups_that_drop_a_block_lose_one_block_in_all() -> None:

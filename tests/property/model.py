@@ -63,6 +63,22 @@ class ReuseModel:
             for group_id in range(len(self._layout.groups))
         )
 
+    def proofs_last(self, position: int, chunk_ends: list[int]) -> bool:
+        """Whether every proof block at a position is still there when it is saved.
+
+        vLLM saves whole scheduler blocks. A window that is shorter than one can move
+        on between the chunk that computes a proof block and the chunk that completes
+        its scheduler block; then there is nothing left to save, in stock as well.
+        """
+        floor = position // self.block_tokens * self.block_tokens
+        due = floor + self.block_tokens
+        start = max((end for end in chunk_ends if end < due), default=0)
+        return all(
+            start - group.window_tokens + 1 < floor + group.block_tokens
+            for group_id, group in enumerate(self._layout.groups)
+            if group.window_tokens and self.proof_tokens(group_id)
+        )
+
     def needs(self, group_id: int, position: int) -> list[int]:
         """Return the ends of the blocks that a group needs at a position.
 

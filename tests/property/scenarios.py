@@ -6,20 +6,29 @@ are, and a law should see thousands of them.
 """
 
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from hypothesis import strategies as st
 
-from benchmarks.testbed.box import Box, BoxEngine, EngineOptions, Group, Layout, Side
+from benchmarks.testbed.box import (
+    Box,
+    BoxEngine,
+    EngineOptions,
+    Group,
+    Layout,
+    Served,
+    Side,
+)
 
 MAX_PROMPT_BLOCKS = 9
+_MAX_HELD_STEPS = 100
 _TOKENS_PER_PROMPT = 100_000
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Run a request to its end; with ``wait_for_saves`` until they have landed."""
+    """Run a request, and all others, to the end, saves included if not held back."""
 
     engine: int
     prompt: int
@@ -330,6 +339,14 @@ class Run:
     def saves_are_held(self, index: int) -> bool:
         return _client(self.engine(index)).saves.held
 
+    def chunk_ends(self, index: int, served: Served) -> list[int]:
+        """Return where each step of a request ended, in tokens, from its hit on."""
+        steps = [
+            step.num_scheduled_tokens.get(served.request_id, 0)
+            for step in self.engine(index).steps
+        ]
+        return list(accumulate(steps, initial=served.hit_tokens))
+
     def hashes_of(self, event: Serve) -> list[bytes]:
         """Return the block hashes that a request will have."""
         prompt = list(self.scenario.prompts[event.prompt])
@@ -344,7 +361,10 @@ class Run:
         prompt = list(self.scenario.prompts[event.prompt])
         served = engine.add(prompt, self._next_id(), event.max_tokens)
         if _client(engine).saves.held:
-            engine.run_requests()
+            # Held saves hold blocks: there may be too few left to end.
+            for _ in range(_MAX_HELD_STEPS):
+                if engine.scheduler.has_unfinished_requests():
+                    engine.step()
         else:
             engine.run()
         return served

@@ -162,6 +162,7 @@ def served_one_by_one(run: Run):
             for i in [step.engine]
             for position in junctions
             if position > served.hit_tokens
+            and model.proofs_last(position, run.chunk_ends(step.engine, served))
         ]
         yield Observed(
             prompt,

@@ -35,6 +35,7 @@ from benchmarks.testbed.box.fingerprints import FingerprintBook, Sequence
 from benchmarks.testbed.box.forward import FakeModelRunner
 from benchmarks.testbed.box.layout import Layout
 from benchmarks.testbed.box.memory_store import (
+    Gate,
     MemoryStore,
     MemoryStoreClient,
     in_place_of_mooncake,
@@ -125,6 +126,18 @@ class BoxEngine:
                 log_stats=True,
             )
         self.worker.register_kv_caches(self.runner.kv_caches())
+        self._lookups = Gate()
+        self._gate_lookups()
+
+    def _gate_lookups(self) -> None:
+        client = self._lookup_client()
+        look_up = client._lookup
+
+        def gated(*args: Any) -> Any:
+            self._lookups.passed()
+            return look_up(*args)
+
+        client._lookup = gated
 
     @contextlib.contextmanager
     def _environment(self, mooncake_config: Path) -> Iterator[None]:
@@ -184,7 +197,8 @@ class BoxEngine:
 
     def step(self) -> SchedulerOutput:
         """Schedule, run the fake model, transfer, and update the scheduler."""
-        output = self.scheduler.schedule()
+        with self._lookups_take_a_step():
+            output = self.scheduler.schedule()
         self._record(output)
         self.worker.bind_connector_metadata(output.kv_connector_metadata)
         if output.has_sync_kv_loads:
@@ -210,6 +224,21 @@ class BoxEngine:
         )
         self._learn_results(req_ids, results)
         return output
+
+    @contextlib.contextmanager
+    def _lookups_take_a_step(self) -> Iterator[None]:
+        """Let asynchronous lookups end after the step that asked, never within it.
+
+        Without this it would be chance, and no two runs would be the same.
+        """
+        if not self.options.extra_config.get("lookup_async"):
+            yield
+            return
+        self._lookups.hold()
+        try:
+            yield
+        finally:
+            self._lookups.release()
 
     def _connector_output(self, output: SchedulerOutput) -> KVConnectorOutput:
         results = self.worker.get_transfer_results(output.finished_req_ids)
