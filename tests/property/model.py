@@ -118,8 +118,15 @@ class ReuseModel:
         block_end = -(-end // group.block_tokens) * group.block_tokens
         return range(end, block_end + 1, self._layout.hash_tokens)
 
-    def reuse(self, num_tokens: int, cached: Cached) -> Reuse:
-        """Return where a request of ``num_tokens`` tokens can resume."""
+    def reuse(self, num_tokens: int, cached: Cached, full_first: bool = False) -> Reuse:
+        """Return where a request of ``num_tokens`` tokens can resume.
+
+        Args:
+            num_tokens: Tokens of the request.
+            cached: What is cached of its prefix.
+            full_first: Whether no group is asked beyond what full attention can
+                reuse, as in a local lookup.
+        """
         # The last token is always computed.
         top = (num_tokens - 1) // self.unit_tokens * self.unit_tokens
         positions = range(top, 0, -self.unit_tokens)
@@ -127,7 +134,7 @@ class ReuseModel:
         joint = longest = 0
         for position in positions:
             usable = [self.usable(group_id, position, cached) for group_id in groups]
-            if any(usable):
+            if usable[0] if full_first else any(usable):
                 longest = max(longest, position)
             if all(usable):
                 joint = position
@@ -179,8 +186,10 @@ def _partial_hits(layout: Layout) -> bool:
     )
 
 
-def in_store(store: MemoryStore, block_hashes: list[bytes], hash_tokens: int) -> Cached:
-    """Return what the store holds of a request's prefix."""
+def in_store(
+    store: MemoryStore, block_hashes: list[bytes], hash_tokens: int, asked_tokens: int
+) -> Cached:
+    """Return what the store holds of a request's prefix, as far as it is asked."""
     names = {
         (int(key.rpartition("@group:")[2].partition("@")[0]), key.rpartition("@")[2])
         for key in store.values
@@ -189,7 +198,7 @@ def in_store(store: MemoryStore, block_hashes: list[bytes], hash_tokens: int) ->
 
     def cached(group_id: int, end: int) -> bool:
         unit = end // hash_tokens - 1
-        return unit < len(hashes) and (group_id, hashes[unit]) in names
+        return end <= asked_tokens and (group_id, hashes[unit]) in names
 
     return cached
 

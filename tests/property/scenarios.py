@@ -198,7 +198,7 @@ def prompt_trees(draw: st.DrawFn, layout: Layout) -> tuple[tuple[int, ...], ...]
         if prompts:
             parent = prompts[draw(st.integers(0, len(prompts) - 1))]
             shared = parent[: _length(draw, len(parent), block)]
-        own = max(_length(draw, longest - len(shared), block), 1)
+        own = max(_length(draw, max(longest - len(shared), 0), block), 1)
         first = (index + 1) * _TOKENS_PER_PROMPT
         prompts.append((*shared, *range(first, first + own)))
     return tuple(prompts)

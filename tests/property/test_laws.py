@@ -75,8 +75,15 @@ def test_nothing_dense(scenario: Scenario) -> None:
         run.finish()
         keys = run.box.stored()
 
-    assert stock_keys <= keys
-    extra = {(group, key.rpartition("@")[2]) for group, _, key in keys - stock_keys}
+    # Junction stops move chunk ends, and with them at which of its other positions
+    # a Mamba group happens to have a state: there the laws of hits have to do.
+    attention = {i for i, g in enumerate(scenario.layout.groups) if g.kind != "mamba"}
+    assert {one for one in stock_keys if one[0] in attention} <= keys
+    extra = {
+        (group, key.rpartition("@")[2])
+        for group, _, key in keys - stock_keys
+        if group in attention
+    }
     event(f"extra puts: {min(len(extra), 3)}")
     assert extra <= allowed
 
@@ -148,10 +155,13 @@ def served_one_by_one(run: Run):
         engine = run.engine(step.engine)
         prompt = run.scenario.prompts[step.prompt]
         hashes = run.hashes_of(step)
+        asked = len(prompt) // model.unit_tokens * model.unit_tokens
         in_the_store = model.reuse(
-            len(prompt), in_store(run.box.store, hashes, hash_tokens)
+            len(prompt), in_store(run.box.store, hashes, hash_tokens, asked)
         )
-        locally = model.reuse(len(prompt), in_local_cache(engine, hashes, hash_tokens))
+        locally = model.reuse(
+            len(prompt), in_local_cache(engine, hashes, hash_tokens), full_first=True
+        )
         promised = max(
             (p.position for p in promises if _is_due(p, prompt, model, run)), default=0
         )

@@ -128,6 +128,7 @@ class BoxEngine:
         self.worker.register_kv_caches(self.runner.kv_caches())
         self._lookups = Gate()
         self._gate_lookups()
+        self._gate_saves()
 
     def _gate_lookups(self) -> None:
         client = self._lookup_client()
@@ -138,6 +139,19 @@ class BoxEngine:
             return look_up(*args)
 
         client._lookup = gated
+
+    def _gate_saves(self) -> None:
+        """Hold whole jobs back: one that finds nothing to store would slip through."""
+        thread, client = self.worker.connector_worker.kv_send_thread, self.client
+        if thread is None or client is None:
+            return
+        handle = thread._handle_request
+
+        def gated(job: Any) -> None:
+            client.saves.passed()
+            handle(job)
+
+        thread._handle_request = gated
 
     @contextlib.contextmanager
     def _environment(self, mooncake_config: Path) -> Iterator[None]:

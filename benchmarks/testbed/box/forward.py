@@ -58,7 +58,9 @@ class FakeModelRunner:
         for req_id, num_tokens in output.num_scheduled_tokens.items():
             sequence = sequence_of(req_id)
             start = starts[req_id]
-            end = start + num_tokens
+            # Draft tokens, if any, come last, and the fake model rejects them all.
+            drafts = output.scheduled_spec_decode_tokens.get(req_id, ())
+            end = start + num_tokens - len(drafts)
             self._check(req_id, sequence, start)
             sampled[req_id] = []
             if end == len(sequence.tokens):
