@@ -6,7 +6,7 @@ MODEL ?= gemma3-tiny
 MODELLESS := tests/unit tests/property tests/engine
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-upstream lint format lock clean
+.PHONY: setup demo test mutants test-upstream lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -21,6 +21,10 @@ test: setup
 
 test-upstream: setup
 	$(PY) -m tools.upstream
+
+# Plants bugs in copies of the package; the tests have to catch every one.
+mutants: setup
+	$(PY) -m tools.mutations
 
 lint: setup
 	$(PY) -m ruff format --check .

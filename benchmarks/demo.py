@@ -27,6 +27,7 @@ from benchmarks.testbed.server import VllmServer
 from benchmarks.testbed.store import MooncakeMaster
 
 RESULTS = Path(__file__).parent / "results"
+SEED_TABLE = "seed-table"
 _SIDES = {"stock": False, "junctions": True}
 
 
@@ -177,15 +178,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--model",
         default=DEFAULT_MODEL,
-        help="; ".join(f"{name}: {model.summary}" for name, model in MODELS.items()),
+        help="; ".join(f"{name}: {model.summary}" for name, model in MODELS.items())
+        + f"; {SEED_TABLE}: the scheduler and the connector alone, without a model",
     )
     parser.add_argument("--json", type=Path, default=RESULTS / "demo.json")
     parser.add_argument(
         "--keep-logs", action="store_true", help="keep the servers' logs, say where"
     )
     args = parser.parse_args(argv)
+    if args.model == SEED_TABLE:
+        from benchmarks import seed_table
+
+        return seed_table.run(args.json)
     if args.model not in MODELS:
-        print(f"demo: no model {args.model!r}; one of: {', '.join(MODELS)}")
+        names = ", ".join((*MODELS, SEED_TABLE))
+        print(f"demo: no model {args.model!r}; one of: {names}")
         return 2
     signal.signal(signal.SIGTERM, _exit_on_signal)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-demo-"))

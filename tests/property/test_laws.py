@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws, over random layouts, prompt trees, and what can happen to them.
+
+Whatever runs in a box also stops with ``WrongKV`` as soon as a request would read
+KV that is not its own.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import event, given
+
+from benchmarks.testbed.box import BoxEngine, Side
+from tests.property.model import ReuseModel, in_local_cache, in_store
+from tests.property.scenarios import (
+    Run,
+    Scenario,
+    Serve,
+    quiet_scenarios,
+    rough_scenarios,
+)
+
+
+@given(rough_scenarios())
+def test_nothing_wrong(scenario: Scenario) -> None:
+    """No value and no loaded block ever holds another prefix's KV."""
+    with Run(scenario, "on") as run:
+        run.all_events()
+
+        assert run.box.faults() == []
+        for engine in run.box.engines:
+            assert_nothing_is_held(engine)
+
+
+@given(rough_scenarios())
+def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) -> None:
+    """Instances of both kinds can share a store."""
+    with Run(scenario, "on", "off") as run:
+        run.all_events()
+
+        assert run.box.faults() == []
+
+
+@given(quiet_scenarios())
+def test_nothing_missed(scenario: Scenario) -> None:
+    """Later siblings hit at least where an earlier request found and kept a junction.
+
+    And every hit is exactly what brute force finds in the store or locally.
+    """
+    with Run(scenario, "on") as run:
+        for request in served_one_by_one(run):
+            assert request.hit_tokens == max(
+                request.in_store.joint, request.locally.joint
+            )
+            assert request.hit_tokens >= request.promised_tokens
+        run.finish()
+        assert run.box.faults() == []
+
+
+@given(quiet_scenarios())
+def test_nothing_dense(scenario: Scenario) -> None:
+    """What is stored beyond stock's are tails at junctions, and nothing is less."""
+    with Run(scenario, "stock") as stock:
+        stock.all_events()
+        stock_keys = stock.box.stored()
+    allowed: set[tuple[int, str]] = set()
+    model = ReuseModel(scenario.layout)
+    with Run(scenario, "on") as run:
+        for request in served_one_by_one(run):
+            for position in request.junctions:
+                allowed |= {
+                    (group_id, request.hashes[end])
+                    for group_id, end in model.tails(position)
+                    if end in request.hashes
+                }
+        run.finish()
+        keys = run.box.stored()
+
+    # Junction stops move chunk ends, and with them at which of its other positions
+    # a Mamba group happens to have a state: there the laws of hits have to do.
+    attention = {i for i, g in enumerate(scenario.layout.groups) if g.kind != "mamba"}
+    assert {one for one in stock_keys if one[0] in attention} <= keys
+    extra = {
+        (group, key.rpartition("@")[2])
+        for group, _, key in keys - stock_keys
+        if group in attention
+    }
+    event(f"extra puts: {min(len(extra), 3)}")
+    assert extra <= allowed
+
+
+@given(rough_scenarios())
+def test_off_is_stock(scenario: Scenario) -> None:
+    """Switched off, keys, hits and block tables are those of the stock connector."""
+    assert traces(scenario, "off") == traces(scenario, "stock")
+
+
+def traces(scenario: Scenario, side: Side) -> tuple:
+    with Run(scenario, side) as run:
+        run.all_events()
+        return (
+            run.box.store.puts,
+            [
+                [
+                    (one.request_id, one.local_hit_tokens, one.store_hit_tokens)
+                    for one in engine.served.values()
+                ]
+                for engine in run.box.engines
+            ],
+            [[step for step in engine.steps if step] for engine in run.box.engines],
+        )
+
+
+def assert_nothing_is_held(engine: BoxEngine) -> None:
+    """All requests have ended, and every block but the null block is free."""
+    assert {served.finish_reason for served in engine.served.values()} <= {"length"}
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+# One request after the other, next to the model
+
+
+@dataclass
+class Observed:
+    """A request that was served, and what the model says of it."""
+
+    prompt: tuple[int, ...]
+    hit_tokens: int
+    in_store: object
+    locally: object
+    junctions: set[int]
+    promised_tokens: int
+    # Block hash in hexadecimal by the prefix length that it stands for.
+    hashes: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Promise:
+    """A junction that a request kept, open until its saves have landed."""
+
+    prompt: tuple[int, ...]
+    position: int
+    engine: int
+
+
+def served_one_by_one(run: Run):
+    """Run all events; yield each served request with what the model expects."""
+    model = ReuseModel(run.scenario.layout)
+    hash_tokens = run.scenario.layout.hash_tokens
+    promises: list[_Promise] = []
+    for step in run.scenario.events:
+        if not isinstance(step, Serve):
+            run.happen(step)
+            continue
+        engine = run.engine(step.engine)
+        prompt = run.scenario.prompts[step.prompt]
+        hashes = run.hashes_of(step)
+        asked = len(prompt) // model.unit_tokens * model.unit_tokens
+        in_the_store = model.reuse(
+            len(prompt), in_store(run.box.store, hashes, hash_tokens, asked)
+        )
+        locally = model.reuse(
+            len(prompt), in_local_cache(engine, hashes, hash_tokens), full_first=True
+        )
+        promised = max(
+            (p.position for p in promises if _is_due(p, prompt, model, run)), default=0
+        )
+        served = run.happen(step)
+        junctions = model.junctions(in_the_store) | model.junctions(locally)
+        promises += [
+            _Promise(prompt, position // model.block_tokens * model.block_tokens, i)
+            for i in [step.engine]
+            for position in junctions
+            if position > served.hit_tokens
+            and model.proofs_last(position, run.chunk_ends(step.engine, served))
+        ]
+        yield Observed(
+            prompt,
+            served.hit_tokens,
+            in_the_store,
+            locally,
+            junctions,
+            promised,
+            {
+                (unit + 1) * hash_tokens: bytes(name).hex()
+                for unit, name in enumerate(hashes)
+            },
+        )
+
+
+def _is_due(
+    promise: _Promise, prompt: tuple[int, ...], model: ReuseModel, run: Run
+) -> bool:
+    """Whether a request must hit at least at a promised position."""
+    proof = model.proof_block_tokens
+    # A lookup asks for whole scheduler blocks, the proof block's included.
+    reach = promise.position + (model.block_tokens if proof else 0)
+    shared = _shared_tokens(prompt, promise.prompt)
+    return (
+        shared >= promise.position + proof
+        and len(prompt) > max(promise.position, reach - 1)
+        and len(promise.prompt) >= reach
+        and not run.saves_are_held(promise.engine)
+    )
+
+
+def _shared_tokens(prompt: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = zip(prompt, other, strict=False)
+    return next(
+        (index for index, (one, two) in enumerate(pairs) if one != two),
+        min(len(prompt), len(other)),
+    )
