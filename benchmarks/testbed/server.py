@@ -137,6 +137,9 @@ def _default_env(socket_dir: str) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
+        # One thread is plenty for a tiny model; binding it starves others.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

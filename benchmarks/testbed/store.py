@@ -135,7 +135,7 @@ class StoreClient:
         status = self._store.setup(
             f"127.0.0.1:{free_port()}",
             "P2PHANDSHAKE",
-            16 << 20,
+            0,  # no segment: values stay with the servers
             16 << 20,
             "tcp",
             "",
