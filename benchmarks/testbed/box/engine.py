@@ -330,6 +330,8 @@ class BoxEngine:
         """
         for _ in range(_MAX_STEPS):
             if self.idle:
+                # Whatever the scheduler believes, look at what has landed.
+                self.settle()
                 return
             self.step()
         raise Stuck(f"{self.name}: requests are still running")
