@@ -89,6 +89,30 @@ def test_01_a_preempted_save_stores_nothing_of_the_next_request() -> None:
         assert box.faults() == []
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="Stock counts the padding rows of a speculative step as tokens to save.",
+)
+@pytest.mark.parametrize("side", ["stock", "on"])
+def test_01_padding_rows_of_a_speculative_step_are_not_stored(side: Side) -> None:
+    tokens = Tokens()
+    layout = Layout(
+        (Group("full", 2), Group("swa", 2, 3)), hash_tokens=2, drops_eagle_block=True
+    )
+    with Box(layout, EngineOptions(side=side)) as box:
+        engine = box.engine()
+        engine.add(tokens(1), "decoding", max_tokens=2)
+        engine.step()
+        engine.client.saves.hold()
+        # One token and one row of padding reach the end of a block.
+        engine.add(tokens(1), "padded")
+        engine.run_requests()
+        engine.client.saves.release()
+        engine.run()
+
+        assert box.faults() == []
+
+
 # 2
 
 

