@@ -8,6 +8,7 @@ does not pass with the hooks, and when too few pass at all.
 """
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
@@ -271,6 +272,9 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     versions = parser.parse_args().versions
     WORK.mkdir(parents=True, exist_ok=True)
+    lock = (WORK / "lock").open("w")
+    # Two at once would write over each other's outcomes.
+    fcntl.flock(lock, fcntl.LOCK_EX)
     write_hub(WORK / "hub")
     results = _earlier_results()
     problems, everything = [], []
