@@ -2,18 +2,18 @@
 """Child processes that end with us, whatever happens."""
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-_PR_SET_PDEATHSIG = 1
+_SUPERVISOR = Path(__file__).with_name("supervise.py")
 _STOP_SECONDS = 20.0
 # Above Mooncake's default range, below the kernel's ephemeral one.
 _FIRST_PORT, _LAST_PORT = 17001, 32767
@@ -53,16 +53,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _die_with_parent() -> None:
-    # Ctrl-C goes to the parent alone (own session); a killed parent must not
-    # leave servers behind either.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class ChildProcess:
     """A child in its own session, with its output in a file.
 
-    Leaving the ``with`` block ends it and everything it started.
+    Leaving the ``with`` block ends it and everything it started; so does the end of
+    this process, even by ``SIGKILL`` (see ``supervise.py``).
     """
 
     def __init__(
@@ -75,16 +70,21 @@ class ChildProcess:
         self.name = name
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        # Nobody else inherits the write end, so it closes when this process ends.
+        read_end, write_end = os.pipe()
+        self._life_line: int | None = write_end
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, str(_SUPERVISOR), str(read_end), *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **(env or {})},
+                # Ctrl-C goes to us alone; we end our children in order.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                pass_fds=(read_end,),
             )
+        os.close(read_end)
 
     @property
     def pid(self) -> int:
@@ -124,6 +124,9 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        if self._life_line is not None:
+            os.close(self._life_line)
+            self._life_line = None
 
     def stop(self) -> None:
         """End the child: politely first, then its whole session."""

@@ -80,7 +80,12 @@ class VllmServer:
 
     def wait_ready(self) -> "VllmServer":
         assert self.process is not None, "wait_ready before start"
-        self.process.wait_until(self._healthy, _START_SECONDS)
+        try:
+            self.process.wait_until(self._healthy, _START_SECONDS)
+        except BaseException:
+            # ``with`` has not entered its block yet, so it would not end it.
+            self.stop()
+            raise
         return self
 
     def _healthy(self) -> bool:

@@ -48,7 +48,11 @@ class MooncakeMaster:
             ],
             self.work_dir / "mooncake_master.log",
         )
-        self._process.wait_until(self._answers, 30)
+        try:
+            self._process.wait_until(self._answers, 30)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def _answers(self) -> bool:

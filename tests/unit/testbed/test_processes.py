@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import signal
 import socket
+import sys
+import time
+from pathlib import Path
 
-from benchmarks.testbed.processes import free_port_range
+import pytest
+
+from benchmarks.testbed.processes import ChildProcess, ProcessFailed, free_port_range
 
 
 def test_a_port_range_is_one_that_mooncake_accepts():
@@ -19,3 +26,66 @@ def test_a_port_range_leaves_out_ports_in_use():
         for _ in range(50):
             low, high = free_port_range(500)
             assert not low <= first <= high
+
+
+def _start_sleeper(tmp_path) -> ChildProcess:
+    """A child that starts one of its own, and both ignore polite requests."""
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "p = subprocess.Popen([sys.executable, '-c', "
+        "'import time; time.sleep(600)'])\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    return ChildProcess("sleeper", [sys.executable, "-c", code], tmp_path / "log")
+
+
+def _grandchild(log_path: Path) -> int:
+    deadline = time.monotonic() + 30
+    while not (text := log_path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return int(text)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_kill_ends_what_a_child_started(tmp_path):
+    child = _start_sleeper(tmp_path)
+    grandchild = _grandchild(tmp_path / "log")
+    child.kill()
+    deadline = time.monotonic() + 10
+    while _is_alive(grandchild) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(grandchild)
+
+
+def test_a_child_ends_with_a_parent_that_was_killed(tmp_path):
+    starter = os.fork()
+    if starter == 0:
+        _start_sleeper(tmp_path)
+        time.sleep(600)
+    while not (tmp_path / "log").exists():
+        time.sleep(0.05)
+    grandchild = _grandchild(tmp_path / "log")
+    os.kill(starter, signal.SIGKILL)
+    os.waitpid(starter, 0)
+    deadline = time.monotonic() + 30
+    while _is_alive(grandchild) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _is_alive(grandchild)
+
+
+def test_a_child_that_ends_early_is_quoted(tmp_path):
+    child = ChildProcess(
+        "quitter", [sys.executable, "-c", "print('no luck'); exit(3)"], tmp_path / "log"
+    )
+    with child, pytest.raises(ProcessFailed, match="status 3") as error:
+        child.wait_until(lambda: False, 30)
+    assert "no luck" in str(error.value)
