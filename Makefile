@@ -17,7 +17,8 @@ demo: setup
 	@$(PY) -m benchmarks.demo --model $(MODEL)
 
 test: setup
-	$(PY) -m pytest tests
+	$(PY) -m pytest $(MODELLESS)
+	$(PY) -m pytest tests/packaging tests/e2e
 	@echo "The same without model execution on vLLM 0.33.0:"
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \
 	  $(PY) -m pytest $(MODELLESS)

@@ -132,6 +132,8 @@ def _default_env(socket_dir: str) -> dict[str, str]:
         # Block hashes of several instances agree only on the same seed.
         "PYTHONHASHSEED": "0",
         "VLLM_SERVER_DEV_MODE": "1",
+        # Whatever the starter's own, tests and people read these logs.
+        "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_HOST_IP": "127.0.0.1",
         "MC_MIN_RPC_PORT": str(first_port),
         "MC_MAX_RPC_PORT": str(last_port),

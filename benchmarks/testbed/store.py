@@ -43,7 +43,7 @@ class MooncakeMaster:
                 f"--metrics_port={self._metrics_port}",
                 # Generous on purpose: on a busy small machine a client that is
                 # merely slow must not lose its segment or the lease of a read.
-                "--client_ttl=120",
+                "--client_ttl=60",
                 "--default_kv_lease_ttl=60000",
             ],
             self.work_dir / "mooncake_master.log",

@@ -18,10 +18,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
+# A server that ends leaves its segment in the master's books for a while, and puts
+# that land there fail: servers that come and go need a store of their own.
 @pytest.fixture(scope="session")
-def master(tmp_path_factory) -> Iterator[MooncakeMaster]:
-    """One store for the session; tests use prompts of their own."""
+def shared_master(tmp_path_factory) -> Iterator[MooncakeMaster]:
+    """The store of ``trio``; tests use prompts of their own."""
     with MooncakeMaster(tmp_path_factory.mktemp("master")) as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory) -> Iterator[MooncakeMaster]:
+    """A store for the tests of one module."""
+    with MooncakeMaster(tmp_path_factory.mktemp("master")) as master:
+        yield master
+
+
+@pytest.fixture
+def fresh_master(tmp_path) -> Iterator[MooncakeMaster]:
+    """A store for one test."""
+    with MooncakeMaster(tmp_path / "master") as master:
         yield master
 
 
@@ -49,12 +65,12 @@ def make_server(tmp_path_factory) -> Iterator[ServerMaker]:
 
 
 @pytest.fixture(scope="session")
-def trio(master, make_server) -> dict[str, VllmServer]:
+def trio(shared_master, make_server) -> dict[str, VllmServer]:
     """Three servers of one model, started side by side.
 
     ``one`` and ``two`` share the store, with junctions; ``cold`` has no connector.
     """
-    config = master.write_client_config()
+    config = shared_master.write_client_config()
     servers = {
         "one": make_server(mooncake_config=config, weights_seed=1),
         "two": make_server(mooncake_config=config, weights_seed=1),

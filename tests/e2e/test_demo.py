@@ -82,7 +82,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
     started: set[int] = set()
     deadline = time.monotonic() + 120
     # A store, a server and its engine, the first two with a supervisor each.
-    while len(started) < 7 and time.monotonic() < deadline:
+    while len(started) < 6 and time.monotonic() < deadline:
         started |= _descendants(demo.pid)
         time.sleep(0.2)
     os.kill(demo.pid, how)

@@ -63,13 +63,13 @@ def _group(key: str) -> str:
     return key.split("@group:")[1].split("@")[0]
 
 
-def test_one_corrupted_tail_block_shows_in_the_answer(trio, master, monkeypatch):
+def test_one_corrupted_tail_block_shows_in_the_answer(trio, shared_master, monkeypatch):
     """The comparison above can fail: wrong bytes in one tail, other answer."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     sibling = _store_siblings(trio, "corrupted")
     suffix = "@" + _hash_of_last_shared_block(sibling)
-    with StoreClient(master) as client:
-        keys = master.keys()
+    with StoreClient(shared_master) as client:
+        keys = shared_master.keys()
         counts = {}
         for key in keys:
             counts[_group(key)] = counts.get(_group(key), 0) + 1

@@ -28,6 +28,7 @@ def test_junctions_false_equals_a_server_without_the_plugin(tmp_path, make_serve
                 mooncake_config=master.write_client_config(),
                 junctions=junctions,
                 env=env,
+                weights_seed=1,
             )
             with server:
                 answers = []
@@ -50,10 +51,10 @@ def test_junctions_false_equals_a_server_without_the_plugin(tmp_path, make_serve
     ],
 )
 def test_a_bad_setting_ends_the_start_before_a_model_is_loaded(
-    master, make_server, extra, message
+    fresh_master, make_server, extra, message
 ):
     server = make_server(
-        mooncake_config=master.write_client_config(),
+        mooncake_config=fresh_master.write_client_config(),
         kv_transfer_config={"kv_connector_extra_config": extra},
     )
     with pytest.raises(ProcessFailed, match="ended with status"):
@@ -62,10 +63,10 @@ def test_a_bad_setting_ends_the_start_before_a_model_is_loaded(
     assert "Starting to load model" not in server.log()
 
 
-def test_under_multiconnector_siblings_hit_as_well(master, make_server):
+def test_under_multiconnector_siblings_hit_as_well(fresh_master, make_server):
     child = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     server = make_server(
-        mooncake_config=master.write_client_config(),
+        mooncake_config=fresh_master.write_client_config(),
         kv_transfer_config={
             "kv_connector": "MultiConnector",
             "kv_connector_extra_config": {"connectors": [child]},

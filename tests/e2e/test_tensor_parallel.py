@@ -22,10 +22,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def make_two_ranks(master, make_server):
+def make_two_ranks(fresh_master, make_server):
     def make(junctions: bool) -> VllmServer:
         return make_server(
-            mooncake_config=master.write_client_config(),
+            mooncake_config=fresh_master.write_client_config(),
             junctions=junctions,
             weights_seed=1,
             server_args=("--tensor-parallel-size", "2"),
@@ -76,7 +76,7 @@ def test_stock_siblings_hit_nothing(make_two_ranks):
     assert hits == [0, 0, 0, 0]
 
 
-def test_siblings_hit_and_every_rank_stores_its_tails(master, make_two_ranks):
+def test_siblings_hit_and_every_rank_stores_its_tails(fresh_master, make_two_ranks):
     first, second, *siblings = random_prompts("tp", 3848, 1400, 600, 607, 614)
     with make_two_ranks(junctions=True) as server:
         (socket,) = Path(server.socket_dir).glob("lookup_rpc_port_*")
@@ -85,10 +85,10 @@ def test_siblings_hit_and_every_rank_stores_its_tails(master, make_two_ranks):
 
         assert ask(server, first, max_tokens=1).store_hit_tokens == 0
         reset_local_cache(server)
-        before = master.keys()
+        before = fresh_master.keys()
         assert ask(server, second, max_tokens=1).store_hit_tokens == 0
         reset_local_cache(server)
-        stored = _hashes_by_rank(master.keys() - before)
+        stored = _hashes_by_rank(fresh_master.keys() - before)
         assert stored["0"] == stored["1"]
         # The full group's blocks past the shared ones, and in each of three groups
         # a window of two blocks at the junction and at the prompt's own replay.

@@ -6,6 +6,12 @@ import pytest
 from vllm.junctions.hooks import CORE_HOOKS, HookSet
 
 
+@pytest.fixture(autouse=True)
+def _no_hooks_from_others() -> None:
+    """Engines of other tests in this process leave the hooks on."""
+    CORE_HOOKS.uninstall()
+
+
 @pytest.fixture
 def core_hooks() -> Iterator[HookSet]:
     """The hooks into core, on for one test."""

@@ -11,11 +11,15 @@ import traceback
 from contextlib import redirect_stdout
 
 import pytest
-from vllm.distributed.kv_transfer.kv_connector import factory  # noqa: F401
+import vllm.distributed.kv_transfer.kv_connector.factory  # noqa: F401
 
 _PRELUDE = """
-import logging, sys
+import importlib, logging, sys
 import vllm.version
+# Another test of this process may have registered already.
+import vllm.distributed.kv_transfer.kv_connector.factory as factory_module
+importlib.reload(factory_module)
+sys.modules.pop("vllm.junctions.plugin", None)
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
