@@ -15,6 +15,7 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.quiet,
     pytest.mark.skipif(
         len(_CORES) < 2, reason="two ranks need a core each; this machine gives one"
     ),
