@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm.junctions.compat import STORE_WORKER
 from vllm.junctions.coordinator import GroupMasks, JunctionStoreCoordinator
+from vllm.junctions.lookup_report import LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.protocol import (
     JunctionLookupResult,
@@ -74,22 +75,8 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             num_tokens: Tokens of the request.
             block_hashes: Its block hashes, one per hash unit.
         """
-        self._answers = None
         try:
-            result = super().lookup(num_tokens, block_hashes)
-            if self._answers is None:
-                return result
-            longest = self.coord.longest_group_hit(
-                block_hashes,
-                self.coord.align_lookup_length(num_tokens - 1),
-                self._answers,
-            )
-            junctions = self.coord.junctions(result.hit_length, longest)
-            if not junctions:
-                return result
-            return JunctionLookupResult(
-                result.hit_length, result.tail_key_boundaries, junctions
-            )
+            report, result = self._look_up(num_tokens, block_hashes)
         except Exception as error:
             # An exception would end the lookup thread, and with it every request
             # that waits for an answer.
@@ -98,9 +85,32 @@ class JunctionStoreWorker(MooncakeStoreWorker):
                 "failed_lookups",
                 f"A store lookup failed and counts as no hit: {error!r}.",
             )
-            return MooncakeLookupResult(0)
-        finally:
-            self._answers = None
+            report = LookupReport(num_tokens, error=repr(error))
+            result = MooncakeLookupResult(0)
+        self.observe_lookup(report)
+        return result
+
+    def observe_lookup(self, report: LookupReport) -> None:
+        """Take note of a finished lookup. Runs on the lookup thread."""
+
+    def _look_up(
+        self, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> tuple[LookupReport, MooncakeLookupResult]:
+        self._answers = None
+        result = super().lookup(num_tokens, block_hashes)
+        answers, self._answers = self._answers, None
+        usable_tokens = self.coord.align_lookup_length(num_tokens - 1)
+        if answers is None:
+            report = LookupReport(num_tokens, is_too_short=usable_tokens <= 0)
+            return report, result
+        longest = self.coord.longest_group_hit(block_hashes, usable_tokens, answers)
+        junctions = self.coord.junctions(result.hit_length, longest)
+        report = LookupReport(num_tokens, result.hit_length, longest, junctions)
+        if not junctions:
+            return report, result
+        return report, JunctionLookupResult(
+            result.hit_length, result.tail_key_boundaries, junctions
+        )
 
     def _tail_key_boundaries(
         self,
