@@ -25,7 +25,7 @@ from tests.property.scenarios import (
 @given(rough_scenarios())
 def test_nothing_wrong(scenario: Scenario) -> None:
     """No value and no loaded block ever holds another prefix's KV."""
-    with Run(scenario, "on") as run, but_for_padding(run):
+    with Run(scenario, "on") as run:
         run.all_events()
 
         assert run.box.faults() == []
@@ -44,7 +44,7 @@ def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) ->
 
 @contextlib.contextmanager
 def but_for_padding(run: Run) -> Iterator[None]:
-    """Set runs aside in which stock itself stores wrong KV.
+    """Set runs aside in which a stock instance stores wrong KV.
 
     A request that enters with one token to compute is padded with draft rows, and
     stock saves them as if they were tokens; see ``tests/engine/test_field_bugs.py``.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scheduler side: junctions go to the request before compute, and to its saves."""
 
+import copy
 from functools import cached_property
 
 from vllm.config import VllmConfig
@@ -34,6 +35,8 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     """The stock scheduler side, with junctions merged and carried to saves."""
 
     client: JunctionLookupClient
+    # Whether steps can hold draft rows.
+    _speculates = False
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         with substituted(
@@ -43,6 +46,7 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         ):
             super().__init__(vllm_config, kv_cache_config)
         self.client.hash_block_size = self._hash_block_size
+        self._speculates = vllm_config.speculative_config is not None
 
     @cached_property
     def _junction_tracker(self) -> JunctionTracker:
@@ -95,6 +99,8 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
 
         Source: extends ``MooncakeStoreScheduler.build_connector_meta``.
         """
+        if self._speculates:
+            scheduler_output = self._but_for_padding(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         assert isinstance(meta, MooncakeStoreConnectorMetadata)
         self._junction_tracker.discard(scheduler_output.finished_req_ids)
@@ -105,3 +111,36 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             for req_meta in meta.requests
         ]
         return meta
+
+    def _but_for_padding(self, scheduler_output: SchedulerOutput) -> SchedulerOutput:
+        """Count only real tokens of requests that enter with this step.
+
+        A request that enters with one token to compute gets draft rows as padding.
+        They are scheduled, but hold no token: a save that counts them would store
+        their KV under the hash of tokens that are sampled later.
+        """
+        scheduled = scheduler_output.num_scheduled_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        entering = {
+            new.req_id: new.num_computed_tokens
+            for new in scheduler_output.scheduled_new_reqs
+        } | {
+            req_id: num_computed_tokens
+            for req_id, num_computed_tokens in zip(
+                cached.req_ids, cached.num_computed_tokens, strict=True
+            )
+            if req_id in cached.resumed_req_ids
+        }
+        real = {
+            req_id: max(self._unfinished_requests[req_id][0].num_tokens - computed, 0)
+            for req_id, computed in entering.items()
+            if req_id in self._unfinished_requests
+        }
+        if all(scheduled[req_id] <= num_real for req_id, num_real in real.items()):
+            return scheduler_output
+        clipped = copy.copy(scheduler_output)
+        clipped.num_scheduled_tokens = scheduled | {
+            req_id: min(scheduled[req_id], num_real)
+            for req_id, num_real in real.items()
+        }
+        return clipped
