@@ -4,11 +4,12 @@ PY := .venv/bin/python
 MODEL ?= gemma3-tiny
 # Tests that need no compiled vLLM.
 MODELLESS := tests/unit tests/property tests/engine
+MINUTES ?= 30
 # The laws get their full number of examples on the other version.
 EXAMPLES_033 ?= 200
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-tp mutants test-upstream lint format lock clean
+.PHONY: setup demo test test-tp mutants soak test-upstream lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -34,6 +35,10 @@ test-upstream: setup
 # Plants bugs in copies of the package; the tests have to catch every one.
 mutants: setup
 	$(PY) -m tools.mutations
+
+# Two instances on one store, random traffic, resets and faults, all checked.
+soak: setup
+	$(PY) -m benchmarks.soak --minutes $(MINUTES)
 
 lint: setup
 	$(PY) -m ruff format --check .

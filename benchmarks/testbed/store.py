@@ -4,6 +4,7 @@
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -24,10 +25,19 @@ class MooncakeConfig(msgspec.Struct):
 
 
 class MooncakeMaster:
-    """Starts a master; ``with`` ends it."""
+    """Starts a master; ``with`` ends it.
 
-    def __init__(self, work_dir: Path, rpc_port: int | None = None) -> None:
+    ``extra_args`` come last, so they win over the usual ones.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        rpc_port: int | None = None,
+        extra_args: Sequence[str] = (),
+    ) -> None:
         self.work_dir = work_dir
+        self._extra_args = extra_args
         self.rpc_port = rpc_port or free_port()
         self._metrics_port = free_port()
         self._process: ChildProcess | None = None
@@ -45,6 +55,7 @@ class MooncakeMaster:
                 # merely slow must not lose its segment or the lease of a read.
                 "--client_ttl=60",
                 "--default_kv_lease_ttl=60000",
+                *self._extra_args,
             ],
             self.work_dir / "mooncake_master.log",
         )
@@ -64,6 +75,11 @@ class MooncakeMaster:
     @property
     def metrics_url(self) -> str:
         return f"http://127.0.0.1:{self._metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the master is not running"
+        return self._process.pid
 
     def key_count(self) -> int:
         """Return how many keys the store holds."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.demo import DemoRow
+from tests.e2e.processes import alive, descendants
 
 _ROOT = Path(__file__).parents[2]
 
@@ -24,36 +25,6 @@ def _start(json_path: Path, *args: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def _descendants(pid: int) -> set[int]:
-    """Return the processes below ``pid`` that are no zombies."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        if entry.name.isdigit() and fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, queue = set(), [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found.update(below)
-        queue.extend(below)
-    return found
-
-
-def _alive(pids: set[int]) -> set[int]:
-    alive = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            alive.add(pid)
-    return alive
 
 
 @pytest.mark.parametrize("model", ["gemma3-tiny", "llama-eagle-tiny"])
@@ -83,14 +54,14 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
     deadline = time.monotonic() + 120
     # A store, a server and its engine, the first two with a supervisor each.
     while len(started) < 6 and time.monotonic() < deadline:
-        started |= _descendants(demo.pid)
+        started |= descendants(demo.pid)
         time.sleep(0.2)
     os.kill(demo.pid, how)
     demo.communicate(timeout=120)
     deadline = time.monotonic() + 60
-    while _alive(started) and time.monotonic() < deadline:
+    while alive(started) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert _alive(started) == set()
+    assert alive(started) == set()
     assert not (tmp_path / "demo.json").exists()
 
 

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sibling that loads its prefix answers as a cold server does, in float32."""
 
-import os
-
 import pytest
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.request import Request
 
 from benchmarks.testbed.store import StoreClient
 from tests.e2e.client import Answer, ask, random_prompts, reset_local_cache
+from tests.e2e.keys import block_hashes, group_of
 
 _BLOCK = 32
 _JUNCTION = 3840
@@ -44,40 +39,21 @@ def test_a_loaded_sibling_answers_as_a_cold_server(trio, seed):
     assert _same(loaded, ask(trio["cold"], sibling))
 
 
-def _hash_of_last_shared_block(prompt: list[int]) -> str:
-    """Hash that keys the block ending at the junction, as servers compute it."""
-    hash_fn = get_hash_fn_by_name("sha256")
-    assert os.environ["PYTHONHASHSEED"] == "0"
-    init_none_hash(hash_fn)
-    request = Request(
-        request_id="r",
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(max_tokens=1),
-        pooling_params=None,
-        block_hasher=get_request_block_hasher(_BLOCK, hash_fn),
-    )
-    return request.block_hashes[_JUNCTION // _BLOCK - 1].hex()
-
-
-def _group(key: str) -> str:
-    return key.split("@group:")[1].split("@")[0]
-
-
 def test_one_corrupted_tail_block_shows_in_the_answer(trio, shared_master, monkeypatch):
     """The comparison above can fail: wrong bytes in one tail, other answer."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     sibling = _store_siblings(trio, "corrupted")
-    suffix = "@" + _hash_of_last_shared_block(sibling)
+    suffix = "@" + block_hashes(sibling, _BLOCK)[_JUNCTION // _BLOCK - 1]
     with StoreClient(shared_master) as client:
         keys = shared_master.keys()
         counts = {}
         for key in keys:
-            counts[_group(key)] = counts.get(_group(key), 0) + 1
+            counts[group_of(key)] = counts.get(group_of(key), 0) + 1
         full_attention = max(counts, key=counts.get)
         tails = [
             key
             for key in keys
-            if key.endswith(suffix) and _group(key) != full_attention
+            if key.endswith(suffix) and group_of(key) != full_attention
         ]
         assert tails, "the junction's tail is not in the store"
         client.overwrite(tails[0], bytes(len(client.get(tails[0]))))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hours of random traffic and faults on real servers, with everything checked."""
