@@ -16,6 +16,7 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,7 @@ class ServerUnderProbe:
         return ServerFacts(
             model=model["served_model_name"],
             vllm_version=self._http.get("/version").json()["version"],
-            block_tokens=max(
-                cache["block_size"], cache.get("effective_attention_block_size") or 0
-            ),
+            block_tokens=scheduler_block_tokens(cache),
             eagle=_drops_eagle_block(config.get("speculative_config")),
             max_model_tokens=model["max_model_len"],
         )
@@ -147,16 +146,9 @@ class ServerUnderProbe:
 
     def counters(self) -> dict[str, float]:
         """Return the hit counters, summed over engines."""
-        totals = dict.fromkeys((_LOCAL_QUERIES, _LOCAL_HITS, _STORE_HITS), 0.0)
-        text = self._http.get("/metrics").text
-        for family in text_string_to_metric_families(text):
-            if family.name in totals:
-                totals[family.name] = sum(
-                    sample.value
-                    for sample in family.samples
-                    if sample.name.endswith("_total")
-                )
-        return totals
+        names = (_LOCAL_QUERIES, _LOCAL_HITS, _STORE_HITS)
+        totals = metric_totals(self._http.get("/metrics").text, names)
+        return {name: totals.get(name, 0.0) for name in names}
 
     def first_token_seconds(self, model: str, prompt: list[int]) -> float:
         """Send a prompt of token ids; return the time to its first token."""
@@ -221,6 +213,29 @@ _HOW_TO_START = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --kv-transfer-config "
     '\'{"kv_connector":"MooncakeStoreConnector","kv_role":"kv_both"}\''
 )
+
+
+def scheduler_block_tokens(cache_config: Mapping[str, Any]) -> int:
+    """Return the tokens per scheduler block, as far as a server tells; 0: it does not.
+
+    Args:
+        cache_config: From ``/server_info``.
+    """
+    return max(
+        cache_config.get("block_size") or 0,
+        cache_config.get("effective_attention_block_size") or 0,
+    )
+
+
+def metric_totals(text: str, names: Container[str]) -> dict[str, float]:
+    """Return the named Prometheus counters, summed over labels, as far as present."""
+    return {
+        family.name: sum(
+            sample.value for sample in family.samples if sample.name.endswith("_total")
+        )
+        for family in text_string_to_metric_families(text)
+        if family.name in names
+    }
 
 
 def _selects_connector(transfer: Any) -> bool:

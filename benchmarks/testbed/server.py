@@ -27,6 +27,7 @@ class VllmServer:
         kv_transfer_config: Settings on top of the usual ones.
         server_args: Further arguments.
         env: Further environment.
+        start_seconds: How long it may take until it answers.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class VllmServer:
         server_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         module: str = "vllm.entrypoints.openai.api_server",
+        start_seconds: float = _START_SECONDS,
     ) -> None:
         self.work_dir = work_dir
+        self._start_seconds = start_seconds
         self.port = free_port()
         # The server goes by the model's path.
         self.model = model_args[model_args.index("--model") + 1]
@@ -81,7 +84,7 @@ class VllmServer:
     def wait_ready(self) -> "VllmServer":
         assert self.process is not None, "wait_ready before start"
         try:
-            self.process.wait_until(self._healthy, _START_SECONDS)
+            self.process.wait_until(self._healthy, self._start_seconds)
         except BaseException:
             # ``with`` has not entered its block yet, so it would not end it.
             self.stop()

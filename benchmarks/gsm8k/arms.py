@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that `make bench-gsm8k` compares, on this machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.testbed import gemma3_270m
+from benchmarks.testbed.server import VllmServer
+from benchmarks.testbed.store import MooncakeMaster
+
+_SEGMENT_BYTES = 4 << 30
+_MAX_MODEL_TOKENS = 4096
+# Three servers that start at once on two busy cores.
+_START_SECONDS = 1200.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve the model.
+
+    Attributes:
+        junctions: None: no store at all.
+        reset_local_cache: Before each question.
+    """
+
+    name: str
+    summary: str
+    junctions: bool | None
+    reset_local_cache: bool = True
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("none", "no store, local cache reset", None),
+        Arm("stock", "store without junctions, local cache reset", False),
+        Arm("junctions", "store with junctions, local cache reset", True),
+        Arm("local", "no store, local cache kept", None, reset_local_cache=False),
+    )
+}
+
+
+@contextmanager
+def serving(arm: Arm, dtype: str, num_threads: int, work_dir: Path) -> Iterator[str]:
+    """Serve Gemma 3 270M as the arm says; give the server's URL.
+
+    Raises:
+        ProcessFailed: The store or the server did not start.
+    """
+    model = gemma3_270m.model_folder()
+    arguments = [
+        *("--model", str(model)),
+        *("--served-model-name", gemma3_270m.NAME),
+        *("--block-size", str(gemma3_270m.BLOCK_TOKENS)),
+        *("--load-format", "safetensors"),
+        "--no-skip-tokenizer-init",
+        *("--dtype", dtype),
+        *("--max-model-len", str(_MAX_MODEL_TOKENS)),
+    ]
+    env = {"OMP_NUM_THREADS": str(num_threads)}
+    side_dir = work_dir / arm.name
+    if arm.junctions is None:
+        with VllmServer(
+            arguments, side_dir, env=env, start_seconds=_START_SECONDS
+        ) as server:
+            yield server.base_url
+        return
+    with MooncakeMaster(side_dir) as master:
+        with VllmServer(
+            arguments,
+            side_dir,
+            mooncake_config=master.write_client_config(_SEGMENT_BYTES),
+            junctions=arm.junctions,
+            env=env,
+            start_seconds=_START_SECONDS,
+        ) as server:
+            yield server.base_url
