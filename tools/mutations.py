@@ -16,7 +16,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vllm" / "junctions"
-TESTS = ("tests/engine/test_field_bugs.py", "tests/engine/test_mamba.py")
+TESTS = (
+    "tests/engine/test_field_bugs.py",
+    "tests/engine/test_mamba.py",
+    "tests/engine/test_faults.py",
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,59 @@ MUTATIONS = (
         "hooks/core_scheduler.py",
         "for j in shared_prefix_boundaries(request) or (0,)",
         "for j in shared_prefix_boundaries(request)[-1:] or (0,)",
+    ),
+    Mutation(
+        "wait for lookups without a bound",
+        "patience.py",
+        "        socket.setsockopt(option, timeout_ms)\n",
+        "        socket.setsockopt(option, _WITHOUT_BOUND)\n",
+    ),
+    Mutation(
+        "wait the full time behind a silent server, again and again",
+        "patience.py",
+        "        return self._pause > 0 and self._clock() < self._paused_until\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "never ask a silent server again",
+        "patience.py",
+        "        return self._pause > 0 and self._clock() < self._paused_until\n",
+        "        return self._pause > 0\n",
+    ),
+    Mutation(
+        "keep the socket of a lookup that was given up",
+        "worker.py",
+        "            self._replace_socket()\n",
+        "",
+    ),
+    Mutation(
+        "offer a hit again however often its load failed",
+        "load_failures.py",
+        "        return self._num_failed_by_request.get(req_id, 0) >= "
+        "MAX_FAILED_LOADS\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "overlook loads that fail by block",
+        "scheduler.py",
+        "            failed |= self._loading_into(connector_output.",
+        "            self._loading_into(connector_output.",
+    ),
+    Mutation(
+        "give up the store after the first failed load",
+        "load_failures.py",
+        "MAX_FAILED_LOADS = 2\n",
+        "MAX_FAILED_LOADS = 1\n",
+    ),
+    Mutation(
+        "leave a failed save's junctions to the next save",
+        "worker.py",
+        "        try:\n"
+        "            super()._handle_request(req_meta)\n"
+        "        finally:\n"
+        "            self.coord = self._layout\n",
+        "        super()._handle_request(req_meta)\n"
+        "        self.coord = self._layout\n",
     ),
 )
 

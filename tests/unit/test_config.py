@@ -33,3 +33,18 @@ def test_a_wrong_type_names_key_value_and_what_is_accepted(value):
 def test_an_unknown_key_under_our_prefix_is_refused(key):
     with pytest.raises(ConfigurationError, match=f"Unknown key '{key}' .value 3."):
         JunctionsConfig.from_extra_config({key: 3})
+
+
+def test_the_lookup_timeout_is_read():
+    extra = {"junctions_lookup_timeout_ms": 500}
+    config = JunctionsConfig.from_extra_config(extra)
+    assert config == JunctionsConfig(junctions_lookup_timeout_ms=500)
+
+
+@pytest.mark.parametrize("value", [0, -1, 3_600_001, 10**30, True, 1.0, "5", None])
+def test_a_timeout_out_of_range_says_what_is_accepted(value):
+    with pytest.raises(ConfigurationError) as error:
+        JunctionsConfig.from_extra_config({"junctions_lookup_timeout_ms": value})
+    text = str(error.value)
+    assert repr(value) in text
+    assert '"junctions_lookup_timeout_ms": 1 to 3600000 (default 2000)' in text

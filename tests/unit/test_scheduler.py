@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
     MooncakeStoreScheduler,
 )
+from vllm.v1.outputs import KVConnectorOutput
 
 from tests.support import (
     full,
@@ -189,3 +190,46 @@ def test_a_finished_request_is_forgotten(scheduler, monkeypatch):
     _build(scheduler, monkeypatch, [], finished=["r"])
     (job,) = _build(scheduler, monkeypatch, [_job()])
     assert job.shared_prefix_boundaries == ()
+
+
+def _fail(scheduler, *req_ids, invalid_block_ids=()):
+    output = KVConnectorOutput(
+        failed_recving=set(req_ids), invalid_block_ids=set(invalid_block_ids)
+    )
+    scheduler.update_connector_output(output)
+
+
+def test_after_two_failed_loads_a_request_is_offered_no_hit(scheduler, monkeypatch):
+    r = _request()
+    scheduler.client.answers = [(MooncakeLookupResult(256), (512,))] * 4
+    for _ in range(2):
+        assert scheduler.get_num_new_matched_tokens(r, 0) == (256, True)
+        _fail(scheduler, "r")
+    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
+    assert scheduler.load_specs == {}
+    # What its lookups report is still worth saving.
+    assert r.shared_prefix_boundaries == (512,)
+    assert scheduler.client.counters.failed_loads == 2
+
+    _build(scheduler, monkeypatch, [], finished=["r"])
+    assert scheduler.get_num_new_matched_tokens(r, 0) == (256, True)
+
+
+def test_a_lookup_in_flight_stays_one_after_failed_loads(scheduler):
+    r = _request()
+    scheduler.client.answers = [(None, None), (MooncakeLookupResult(256), ())]
+    _fail(scheduler, "r")
+    _fail(scheduler, "r")
+    assert scheduler.get_num_new_matched_tokens(r, 0) == (None, False)
+    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
+
+
+def test_a_failed_block_counts_for_the_request_that_loads_into_it(scheduler):
+    scheduler._unfinished_requests = {
+        "r": (_request(), ([1, 2],)),
+        "other": (_request(), ([3],)),
+    }
+    _fail(scheduler, invalid_block_ids=[2, 9])
+    _fail(scheduler, invalid_block_ids=[1])
+    assert scheduler._load_failures.are_too_many("r")
+    assert not scheduler._load_failures.are_too_many("other")

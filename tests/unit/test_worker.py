@@ -35,10 +35,10 @@ _BLOCK = 32
 
 
 class AnsweringServer:
-    """Answers every lookup with the same bytes."""
+    """Answers every lookup with the same bytes; nothing if they are None."""
 
     def __init__(self, path: str) -> None:
-        self.payload = b""
+        self.payload: bytes | None = b""
         self._socket = zmq.Context.instance().socket(zmq.REP)
         self._socket.bind(path)
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -49,7 +49,9 @@ class AnsweringServer:
         while not self._stop.is_set():
             if self._socket.poll(50):
                 self._socket.recv_multipart()
-                self._socket.send(self.payload)
+                while self.payload is None and not self._stop.is_set():
+                    self._stop.wait(0.01)
+                self._socket.send(self.payload or b"")
 
     def close(self) -> None:
         self._stop.set()
@@ -63,7 +65,9 @@ def channel(
 ) -> Iterator[tuple[JunctionLookupClient, AnsweringServer]]:
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path_factory.mktemp("s")))
     config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config={"junctions_lookup_timeout_ms": 60_000}
+        ),
         parallel_config=SimpleNamespace(data_parallel_index=0),
     )
     server = AnsweringServer(get_zmq_rpc_path_lookup(config))
@@ -154,6 +158,26 @@ def test_an_aborted_request_leaves_nothing(channel):
     _look_up(client)
     client.discard("r")
     assert client.take_junctions("r") is None
+
+
+def test_an_answer_that_comes_late_is_for_nobody(channel):
+    client, server = channel
+    server.payload = None
+    client._timeout_ms = 50
+    assert _look_up(client).hit_length == 0
+    # Not sent: the server is known to be silent.
+    client._timeout_ms = 60_000
+    assert _look_up(client).hit_length == 0
+    assert client.counters.timed_out_lookups == 2
+    assert client.take_junctions("r") is None
+
+    client._patience.answered()
+    server.payload = encode_lookup_response(MooncakeLookupResult(64))
+    assert _look_up(client).hit_length == 64
+    # A reset waits as long as it takes, and gets its own answer.
+    server.payload = b"\x01"
+    assert client.reset() is True
+    assert client.socket.rcvtimeo == -1
 
 
 class KeyStore:

@@ -65,6 +65,10 @@ STORE_SEAMS = (
         f"{STORE_SCHEDULER}:MooncakeStoreScheduler.build_connector_meta",
         ("scheduler_output",),
     ),
+    Seam(
+        f"{STORE_SCHEDULER}:MooncakeStoreScheduler.update_connector_output",
+        ("connector_output",),
+    ),
     Seam(f"{STORE_WORKER}:LookupKeyClient.__init__", ("vllm_config",)),
     Seam(f"{STORE_WORKER}:LookupKeyClient._lookup", ("num_tokens", "block_hashes")),
     Seam(
@@ -72,6 +76,7 @@ STORE_SEAMS = (
         ("req_id", "num_tokens", "block_hashes", "non_block"),
     ),
     Seam(f"{STORE_WORKER}:LookupKeyClient.discard", ("req_id",)),
+    Seam(f"{STORE_WORKER}:get_zmq_rpc_path_lookup", ("vllm_config",)),
     Seam(f"{STORE_WORKER}:LookupKeyServer.__init__", ("store_worker", "vllm_config")),
     Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._handle_request", ("req_meta",)),
     Seam(

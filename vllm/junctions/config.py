@@ -2,7 +2,7 @@
 """Settings of this package, read from ``kv_connector_extra_config``."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,6 +10,7 @@ from vllm.junctions.errors import ConfigurationError
 
 # Every key that begins with this belongs to us; the rest is Mooncake's.
 KEY_PREFIX = "junction"
+_LONGEST_TIMEOUT_MS = 3_600_000
 
 
 class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,9 +19,15 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         junctions: Whether store lookups report junctions and tails are kept there.
             False gives stock behaviour: the stock connector, no hooks.
+        junctions_lookup_timeout_ms: How long the scheduler waits for the answer to
+            a store lookup, in milliseconds; then the lookup counts as no hit. A
+            lookup of a long prompt takes tens of milliseconds.
     """
 
     junctions: bool = True
+    junctions_lookup_timeout_ms: Annotated[
+        int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
+    ] = 2_000
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> "JunctionsConfig":
@@ -60,8 +67,15 @@ _FIELD_TYPES: Mapping[str, Any] = {
 }
 
 
+_VALUES = {
+    "junctions": "true or false",
+    "junctions_lookup_timeout_ms": f"1 to {_LONGEST_TIMEOUT_MS}",
+}
+
+
 def _accepted() -> str:
     return ", ".join(
-        f'"{field.name}": true or false (default {str(field.default).lower()})'
+        f'"{field.name}": {_VALUES[field.name]} '
+        f"(default {msgspec.json.encode(field.default).decode()})"
         for field in msgspec.structs.fields(JunctionsConfig)
     )

@@ -17,12 +17,17 @@ class JunctionCounters:
         dropped_entries: Junction entries that were 0 or past the request.
         malformed_payloads: Lookup answers that could not be used; each cost a hit.
         failed_lookups: Lookups that raised on the worker; each cost a hit.
+        timed_out_lookups: Lookups that were not answered in time, or not sent behind
+            one that was not; each cost a hit.
+        failed_loads: Loads of a hit that the store did not deliver.
     """
 
     store_junctions: int = 0
     dropped_entries: int = 0
     malformed_payloads: int = 0
     failed_lookups: int = 0
+    timed_out_lookups: int = 0
+    failed_loads: int = 0
 
     def add_fault(self, name: str, message: str, count: int = 1) -> None:
         """Count a fault and log it the first time it happens.

@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from vllm.junctions.compat import STORE_SCHEDULER
@@ -25,6 +26,7 @@ from vllm.junctions.hooks.request import (
     set_store_junctions,
     shared_prefix_boundaries,
 )
+from vllm.junctions.load_failures import LoadFailures
 from vllm.junctions.substitute import substituted
 from vllm.junctions.worker import JunctionLookupClient
 
@@ -52,13 +54,18 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     def _junction_tracker(self) -> JunctionTracker:
         return JunctionTracker()
 
+    @cached_property
+    def _load_failures(self) -> LoadFailures:
+        return LoadFailures()
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Check for a store hit, and give the request the junctions it reports.
 
         A lookup that is still in flight merges on the step at which it is ready;
-        one that failed, or was not made, merges nothing.
+        one that failed, or was not made, merges nothing. After two failed loads a
+        request is offered no hit any more.
 
         Source: extends ``MooncakeStoreScheduler.get_num_new_matched_tokens``.
         """
@@ -75,6 +82,9 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
                     request.request_id,
                     junctions,
                 )
+        if self._load_failures.are_too_many(request.request_id):
+            self.load_specs.pop(request.request_id, None)
+            return (None if matched[0] is None else 0), False
         return matched
 
     def update_state_after_alloc(
@@ -104,6 +114,7 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         meta = super().build_connector_meta(scheduler_output)
         assert isinstance(meta, MooncakeStoreConnectorMetadata)
         self._junction_tracker.discard(scheduler_output.finished_req_ids)
+        self._load_failures.discard(scheduler_output.finished_req_ids)
         meta.requests = [
             JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))
             if req_meta.can_save
@@ -144,3 +155,31 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             for req_id, num_real in real.items()
         }
         return clipped
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Release blocks of saves that have ended, and note which loads failed.
+
+        Source: extends ``MooncakeStoreScheduler.update_connector_output``.
+        """
+        super().update_connector_output(connector_output)
+        failed = set(connector_output.failed_recving)
+        if connector_output.invalid_block_ids:
+            failed |= self._loading_into(connector_output.invalid_block_ids)
+        for req_id in failed:
+            self._load_failures.add(req_id)
+            self.client.counters.add_fault(
+                "failed_loads",
+                f"A load from the store failed for request {req_id}; the worker's log "
+                "names the keys.",
+            )
+
+    def _loading_into(self, block_ids: set[int]) -> set[str]:
+        """Return the requests that were to load any of these blocks.
+
+        Models with a single group report failed loads by block.
+        """
+        return {
+            req_id
+            for req_id, (_, groups) in self._unfinished_requests.items()
+            if any(not block_ids.isdisjoint(group) for group in groups)
+        }

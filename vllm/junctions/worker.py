@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+import zmq
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     ExternalCachedBlockPool,
@@ -18,15 +19,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     LookupKeyClient,
     LookupKeyServer,
     MooncakeStoreWorker,
+    get_zmq_rpc_path_lookup,
 )
 from vllm.logger import init_logger
+from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm.junctions.compat import STORE_WORKER
+from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.coordinator import GroupMasks, JunctionStoreCoordinator
 from vllm.junctions.lookup_report import LookupReport
 from vllm.junctions.metrics import JunctionCounters
+from vllm.junctions.patience import Patience, bounded
 from vllm.junctions.protocol import (
     JunctionLookupResult,
     add_junctions,
@@ -199,7 +204,7 @@ class _AnsweringWorker:
 
 
 class JunctionLookupClient(LookupKeyClient):
-    """The stock lookup client, which checks answers and sets junctions apart."""
+    """The stock lookup client, which bounds its waits and checks answers."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
@@ -207,16 +212,27 @@ class JunctionLookupClient(LookupKeyClient):
         # Set by the scheduler, which resolves it from the KV cache config.
         self.hash_block_size = 1
         self._junctions_by_request: dict[str, tuple[int, ...]] = {}
+        assert vllm_config.kv_transfer_config is not None
+        self._timeout_ms = JunctionsConfig.from_extra_config(
+            vllm_config.kv_transfer_config.kv_connector_extra_config
+        ).junctions_lookup_timeout_ms
+        self._patience = Patience(self._timeout_ms / 1000)
+        self._socket_path = get_zmq_rpc_path_lookup(vllm_config)
 
     def _lookup(
         self, num_tokens: int, block_hashes: list[BlockHash]
     ) -> MooncakeLookupResult:
         # On the client's own thread.
         try:
-            result = take_junctions(
-                super()._lookup(num_tokens, block_hashes), num_tokens
-            )
+            result = take_junctions(self._ask(num_tokens, block_hashes), num_tokens)
             check_lookup_result(result, num_tokens, self.hash_block_size)
+        except TimeoutError:
+            self.counters.add_fault(
+                "timed_out_lookups",
+                f"A store lookup was not answered within {self._timeout_ms} ms and "
+                "counts as no hit; lookups pause until the server may be back.",
+            )
+            return MooncakeLookupResult(0)
         except ValueError as error:
             self.counters.add_fault(
                 "malformed_payloads",
@@ -231,6 +247,26 @@ class JunctionLookupClient(LookupKeyClient):
                 result.num_dropped,
             )
         return result
+
+    def _ask(
+        self, num_tokens: int, block_hashes: list[BlockHash]
+    ) -> MooncakeLookupResult:
+        if self._patience.is_paused:
+            raise TimeoutError
+        try:
+            with bounded(self.socket, self._timeout_ms):
+                answer = super()._lookup(num_tokens, block_hashes)
+        except zmq.Again as error:
+            self._patience.timed_out()
+            self._replace_socket()
+            raise TimeoutError from error
+        self._patience.answered()
+        return answer
+
+    def _replace_socket(self) -> None:
+        # What is still on its way to the old one goes nowhere.
+        self.socket.close(linger=0)
+        self.socket = make_zmq_socket(self.ctx, self._socket_path, zmq.REQ, bind=False)
 
     def lookup(
         self,

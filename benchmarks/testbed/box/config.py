@@ -85,6 +85,8 @@ def _transfer_config(options: EngineOptions) -> KVTransferConfig:
         module_path = _STOCK_MODULE
     else:
         extra_config["junctions"] = options.side == "on"
+        # However busy the machine: only tests of the bound are to meet it.
+        extra_config.setdefault("junctions_lookup_timeout_ms", 60_000)
     return KVTransferConfig(
         kv_connector="MooncakeStoreConnector",
         kv_connector_module_path=module_path,

@@ -79,7 +79,9 @@ class BoxEngine:
     Attributes:
         served: Requests by id, in the order in which they were added.
         steps: What each step scheduled.
-        client: Its connection to the store; holds saves and loads back.
+        client: Its connection to the stand-in store; None with a real one.
+        saves: Holds its saves back.
+        loads: Holds its loads back.
         num_padded_prefills: Requests that entered with draft rows for padding.
     """
 
@@ -130,7 +132,9 @@ class BoxEngine:
         self.worker.register_kv_caches(self.runner.kv_caches())
         self._lookups = Gate()
         self._gate_lookups()
-        self._gate_saves()
+        self.saves = self.client.saves if self.client else Gate()
+        self.loads = self.client.loads if self.client else Gate()
+        self._gate_transfers()
 
     def _gate_lookups(self) -> None:
         client = self._lookup_client()
@@ -142,18 +146,13 @@ class BoxEngine:
 
         client._lookup = gated
 
-    def _gate_saves(self) -> None:
-        """Hold whole jobs back: one that finds nothing to store would slip through."""
-        thread, client = self.worker.connector_worker.kv_send_thread, self.client
-        if thread is None or client is None:
-            return
-        handle = thread._handle_request
-
-        def gated(job: Any) -> None:
-            client.saves.passed()
-            handle(job)
-
-        thread._handle_request = gated
+    def _gate_transfers(self) -> None:
+        """Hold whole jobs back: one with nothing to transfer would slip through."""
+        worker = self.worker.connector_worker
+        if worker.kv_send_thread is not None:
+            _gate_jobs(worker.kv_send_thread, self.saves)
+        for thread in worker.kv_recv_threads:
+            _gate_jobs(thread, self.loads)
 
     @contextlib.contextmanager
     def _environment(self, mooncake_config: Path) -> Iterator[None]:
@@ -301,10 +300,9 @@ class BoxEngine:
     def settle(self) -> None:
         """Wait for the worker's threads, except for what is held back."""
         worker = self.worker.connector_worker
-        held = self.client
-        if worker.kv_send_thread is not None and not (held and held.saves.held):
+        if worker.kv_send_thread is not None and not self.saves.held:
             _drain(worker.kv_send_thread.request_queue)
-        if not (held and held.loads.held):
+        if not self.loads.held:
             _drain(worker.recv_request_queue)
         for future in list(self._lookup_client().futures.values()):
             # The outcome belongs to the scheduler; here only the time matters.
@@ -379,9 +377,8 @@ class BoxEngine:
     def close(self) -> None:
         """End every thread and close every socket of this instance."""
         worker = self.worker.connector_worker
-        if self.client is not None:
-            self.client.saves.release()
-            self.client.loads.release()
+        self.saves.release()
+        self.loads.release()
         self.worker.shutdown()
         for thread in (worker.kv_send_thread, *worker.kv_recv_threads):
             if thread is not None:
@@ -414,6 +411,16 @@ class BoxEngine:
 
     def __exit__(self, *_exc_info: object) -> None:
         self.close()
+
+
+def _gate_jobs(thread: Any, gate: Gate) -> None:
+    handle = thread._handle_request
+
+    def gated(job: Any) -> None:
+        gate.passed()
+        handle(job)
+
+    thread._handle_request = gated
 
 
 def _unused_config() -> Path:

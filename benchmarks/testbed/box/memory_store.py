@@ -2,8 +2,8 @@
 """An in-memory store with the calls that the Mooncake worker makes.
 
 Bytes are really copied from and to the addresses given, and only within memory
-that was registered. Saves and loads can be held back, keys can be lost, gets can
-be made to fail.
+that was registered. Saves and loads can be held back, keys can be lost, gets and
+puts can be made to fail. Status codes are those of Mooncake 0.3.13.
 """
 
 import ctypes
@@ -16,6 +16,9 @@ from typing import Any
 
 _NOT_FOUND = -704
 _WRITE_FAILED = -702
+_NO_ROOM = -200
+_VALUE_TOO_LONG = -600
+_VALUE_TOO_SHORT = -800
 
 
 class Gate:
@@ -48,6 +51,10 @@ class MemoryStore:
         values: Stored bytes by key.
         puts: ``(client name, key)`` of every value stored, in order.
         fails_put: Says of a key whether storing it fails.
+        fails_get: Says of a key whether reading it fails, although it is there.
+        capacity_bytes: Bytes that it has room for; None for no bound.
+        checks_sizes: Whether a value of another size than the buffers is refused,
+            as the real store does.
     """
 
     def __init__(self) -> None:
@@ -56,6 +63,15 @@ class MemoryStore:
         self.num_lookup_keys = 0
         self._failing_gets: dict[int, int] = {}
         self.fails_put: Callable[[str], bool] = lambda _key: False
+        self.fails_get: Callable[[str], bool] = lambda _key: False
+        self.capacity_bytes: int | None = None
+        self.checks_sizes = True
+
+    def has_room(self, num_bytes: int) -> bool:
+        if self.capacity_bytes is None:
+            return True
+        used = sum(len(value) for value in self.values.values())
+        return used + num_bytes <= self.capacity_bytes
 
     def evict(self, wanted: Callable[[str], bool]) -> list[str]:
         """Lose the keys that are wanted gone; return them."""
@@ -72,7 +88,7 @@ class MemoryStore:
         group_id = int(key.rpartition("@group:")[2].partition("@")[0])
         left = self._failing_gets.get(group_id, 0)
         self._failing_gets[group_id] = max(left - 1, 0)
-        return left > 0
+        return left > 0 or self.fails_get(key)
 
     def client(self, name: str) -> "MemoryStoreClient":
         return MemoryStoreClient(self, name)
@@ -120,6 +136,8 @@ class MemoryStoreClient:
             return _WRITE_FAILED
         # The first value stays, as in the real store.
         if key not in self._store.values:
+            if not self._store.has_room(sum(lengths)):
+                return _NO_ROOM
             self._store.values[key] = b"".join(
                 ctypes.string_at(self._checked(address, length), length)
                 for address, length in zip(parts, lengths, strict=True)
@@ -140,6 +158,9 @@ class MemoryStoreClient:
         value = self._store.values.get(key)
         if value is None or self._store.get_fails(key):
             return _NOT_FOUND
+        if self._store.checks_sizes and len(value) != sum(lengths):
+            short = len(value) < sum(lengths)
+            return _VALUE_TOO_SHORT if short else _VALUE_TOO_LONG
         offset = 0
         for address, length in zip(parts, lengths, strict=True):
             part = value[offset : offset + length]
