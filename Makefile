@@ -9,13 +9,33 @@ MINUTES ?= 30
 EXAMPLES_033 ?= 200
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-tp mutants soak test-upstream lint format lock clean
+# For `make bench-gsm8k`: the data set's files, how many questions and shots, and the
+# longest answer.
+GSM8K ?= ../shared/data/gsm8k/test.jsonl
+GSM8K_SHOTS ?= ../shared/data/gsm8k/train_head64.jsonl
+QUESTIONS ?= 200
+SHOTS ?= 10
+MAX_TOKENS ?= 96
+DTYPE ?= float32
+ARMS ?= none stock junctions
+GSM8K_JSON ?= benchmarks/results/gsm8k.json
+
+.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants soak test-upstream \
+  lint format lock clean
 
 setup:
 	@bash tools/setup.sh
 
 demo: setup
 	@$(PY) -m benchmarks.demo --model $(MODEL)
+
+bench-gsm8k: setup
+	@$(PY) -m benchmarks.gsm8k_shared_prefix --arms $(ARMS) --dtype $(DTYPE) \
+	  --dataset $(GSM8K) --shots-from $(GSM8K_SHOTS) --questions $(QUESTIONS) \
+	  --shots $(SHOTS) --max-tokens $(MAX_TOKENS) --json $(GSM8K_JSON)
+
+bench-ttft: setup
+	@$(PY) -m benchmarks.ttft_speedup
 
 test: setup
 	$(PY) -m pytest $(MODELLESS)
@@ -53,4 +73,5 @@ lock:
 	bash tools/lock.sh
 
 clean:
-	rm -rf .venv .cache build *.egg-info benchmarks/results/*.json benchmarks/results/*.png
+	rm -rf .venv .cache build *.egg-info benchmarks/results/*.json benchmarks/results/*.jsonl \
+	  benchmarks/results/*.png

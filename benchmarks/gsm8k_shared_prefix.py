@@ -277,7 +277,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--shots-from", type=Path, metavar="JSONL", help="the few-shot examples"
     )
-    data.add_argument("--shots", type=_positive, default=12)
+    data.add_argument("--shots", type=_positive, default=10)
     data.add_argument("--questions", type=_positive, default=200)
     data.add_argument(
         "--instruction",

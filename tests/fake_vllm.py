@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+_CONNECTOR = "MooncakeStoreConnector"
+
 
 @dataclass
 class FakeVllm:
@@ -23,13 +25,14 @@ class FakeVllm:
     """
 
     hits: Callable[[int, int], tuple[int, int]] = lambda number, tokens: (0, 0)
-    answer: Callable[[str], str] = lambda prompt: "so 3. #### 3"
+    answer: Callable[[Any], str] = lambda prompt: "so 3. #### 3"
     model: str = "fake"
+    connector: bool = False
     dev_mode: bool = True
     metrics: bool = True
     fails_from: int | None = None
     counts_extra: int = 0
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[Any] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
@@ -63,13 +66,13 @@ class FakeVllm:
 
     def metrics_text(self) -> str:
         return "".join(
-            f'# TYPE {name} counter\n{name}_total{{engine="0"}} {float(value)}\n'
+            f'# TYPE {name}_total counter\n{name}_total{{engine="0"}} {float(value)}\n'
             for name, value in self.counters.items()
         )
 
-    def complete(self, prompt: str) -> tuple[str, int]:
-        """Count a prompt; return its answer and its length."""
-        tokens = len(prompt.split())
+    def complete(self, prompt: Any) -> tuple[str, int]:
+        """Count a prompt, text or ids; return its answer and its length."""
+        tokens = len(prompt.split() if isinstance(prompt, str) else prompt)
         local, store = self.hits(len(self.prompts), tokens)
         self.prompts.append(prompt)
         for name, value in zip(
@@ -109,8 +112,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send_json(
                 {
                     "vllm_config": {
-                        "model_config": {"dtype": "torch.float32"},
+                        "model_config": {
+                            "dtype": "torch.float32",
+                            "served_model_name": fake.model,
+                            "max_model_len": 65536,
+                        },
                         "cache_config": {"block_size": 32},
+                        "kv_transfer_config": {"kv_connector": _CONNECTOR}
+                        if fake.connector
+                        else None,
                     }
                 }
             )

@@ -43,7 +43,8 @@ def draw(report: Report, path: Path) -> None:
     )
     times.set_xlim(left=0)
     times.grid(alpha=0.3)
-    times.legend(loc="lower right")
+    if times.lines:
+        times.legend(loc="lower right")
     figure.suptitle(
         f"GSM8K, {settings.shots} shots ({settings.prefix_tokens} tokens shared), "
         f"{settings.model}, {settings.dtype.removeprefix('torch.')}"

@@ -67,30 +67,27 @@ def _print_hits(report: Report, console: Console) -> None:
 
 def _print_comparisons(comparisons: list[Comparison], console: Console) -> None:
     table = Table(title="Question by question (differences: second minus first)")
-    for column in (
-        "first",
-        "second",
-        "questions",
-        "texts differ",
-        "numbers differ",
-        "accuracy difference",
-        "hit rates",
-        "TTFT ratio",
-        "end-to-end ratio",
-    ):
-        table.add_column(column, justify="right")
+    table.add_column("")
     for entry in comparisons:
-        table.add_row(
-            entry.first,
-            entry.second,
-            str(entry.questions),
-            str(len(entry.differing)),
-            str(len(entry.differing_numbers)),
-            _share(entry.accuracy_difference),
-            " / ".join(f"{rate:.1%}" for rate in entry.hit_rates),
-            _ratio(entry.ttft_ratio),
-            _ratio(entry.total_ratio),
-        )
+        table.add_column(f"{entry.first} -> {entry.second}", justify="right")
+    rows: dict[str, list[str]] = {
+        "questions": [str(entry.questions) for entry in comparisons],
+        "texts that differ": [str(len(entry.differing)) for entry in comparisons],
+        "numbers that differ": [
+            str(len(entry.differing_numbers)) for entry in comparisons
+        ],
+        "accuracy difference, 95 %": [
+            _share(entry.accuracy_difference) for entry in comparisons
+        ],
+        "store hit rates": [
+            " / ".join(f"{rate:.1%}" for rate in entry.hit_rates)
+            for entry in comparisons
+        ],
+        "TTFT ratio, 95 %": [_ratio(entry.ttft_ratio) for entry in comparisons],
+        "end-to-end ratio, 95 %": [_ratio(entry.total_ratio) for entry in comparisons],
+    }
+    for label, cells in rows.items():
+        table.add_row(label, *cells)
     console.print(table)
 
 

@@ -213,7 +213,7 @@ def test_compare_finds_what_differs(files, tmp_path, capsys):
     assert comparison.differing == comparison.differing_numbers == [4]
     assert comparison.accuracy_difference.value == pytest.approx(1 / QUESTIONS)
     assert comparison.hit_rates == (ours.hit_rate, theirs.hit_rate)
-    assert "gsm8k: server" in capsys.readouterr().out
+    assert "gsm8k: server -> server" in capsys.readouterr().out
 
 
 def test_runs_with_other_prompts_are_not_compared(files, tmp_path, capsys):
