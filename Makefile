@@ -3,12 +3,14 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 MODEL ?= gemma3-tiny
 # Tests that need no compiled vLLM.
-MODELLESS := tests/unit tests/property tests/engine
+MODELLESS := tests/unit tests/property tests/fuzz tests/engine
 # The laws get their full number of examples on the other version.
 EXAMPLES_033 ?= 200
+# Inputs for each target of the coverage-guided fuzzer.
+RUNS ?= 100000
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-tp mutants test-upstream lint format lock clean
+.PHONY: setup demo test test-tp mutants fuzz test-upstream lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -34,6 +36,11 @@ test-upstream: setup
 # Plants bugs in copies of the package; the tests have to catch every one.
 mutants: setup
 	$(PY) -m tools.mutations
+
+fuzz: setup
+	$(PY) -m pip install --quiet -r requirements/fuzz.txt
+	$(PY) -m tools.fuzz decoder -runs=$(RUNS)
+	$(PY) -m tools.fuzz config -runs=$(RUNS)
 
 lint: setup
 	$(PY) -m ruff format --check .
