@@ -3,10 +3,12 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 MODEL ?= gemma3-tiny
 # Tests that need no compiled vLLM.
-MODELLESS := tests/unit tests/property tests/engine
+MODELLESS := tests/unit tests/property tests/fuzz tests/engine
 MINUTES ?= 30
 # The laws get their full number of examples on the other version.
 EXAMPLES_033 ?= 200
+# Inputs for each target of the coverage-guided fuzzer.
+RUNS ?= 100000
 # Given on the command line, these reach tools/setup.sh through the environment.
 
 # For `make bench-gsm8k`: the data set's files, how many questions and shots, and the
@@ -20,7 +22,7 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants soak test-upstream \
+.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants fuzz soak test-upstream \
   lint format lock clean
 
 setup:
@@ -59,6 +61,11 @@ mutants: setup
 # Two instances on one store, random traffic, resets and faults, all checked.
 soak: setup
 	$(PY) -m benchmarks.soak --minutes $(MINUTES)
+
+fuzz: setup
+	$(PY) -m pip install --quiet -r requirements/fuzz.txt
+	$(PY) -m tools.fuzz decoder -runs=$(RUNS)
+	$(PY) -m tools.fuzz config -runs=$(RUNS)
 
 lint: setup
 	$(PY) -m ruff format --check .

@@ -139,6 +139,12 @@ MUTATIONS = (
         "",
     ),
     Mutation(
+        "take hits that end within a block",
+        "scheduler.py",
+        "            else self._block_size,\n",
+        "            else self._hash_block_size,\n",
+    ),
+    Mutation(
         "offer a hit again however often its load failed",
         "load_failures.py",
         "        return self._num_failed_by_request.get(req_id, 0) >= "

@@ -22,7 +22,14 @@ from benchmarks.testbed.box import (
     Layout,
     WrongKV,
 )
-from tests.engine.layouts import FULL_MAMBA, FULL_SWA, Tokens, siblings
+from tests.engine.layouts import (
+    FULL_MAMBA,
+    FULL_SWA,
+    MLA_SWA_MIXED,
+    Tokens,
+    siblings,
+)
+from tests.engine.wire import AnsweringWire
 from vllm.junctions.patience import Patience
 
 RECOMPUTE = EngineOptions(load_failure_policy="recompute")
@@ -149,6 +156,18 @@ def test_a_silent_lookup_channel_costs_hits_and_recovers(lookup_async: bool) -> 
         assert silent.num_asked == 4
         assert counters(engine)["malformed_payloads"] == 0
         assert counters(engine)["timed_out_lookups"] == 8
+        assert_healthy(box, engine)
+
+
+def test_a_hit_within_a_block_does_not_end_in_an_endless_wait() -> None:
+    """Found by ``tests/fuzz``: with nothing to load, stock's receiver gives up."""
+    prompt = Tokens()(100)
+    with Box(MLA_SWA_MIXED) as box:
+        engine = box.engine()
+        with AnsweringWire(engine) as wire:
+            wire.payload = (4).to_bytes(4, "big")
+            assert engine.serve(prompt, "A").finish_reason == "length"
+        assert counters(engine)["malformed_payloads"] == 1
         assert_healthy(box, engine)
 
 

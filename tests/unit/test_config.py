@@ -19,7 +19,7 @@ def test_keys_of_the_stock_connector_are_left_alone():
     assert JunctionsConfig.from_extra_config(extra) == JunctionsConfig()
 
 
-@pytest.mark.parametrize("value", ["yes", "true", 1, 0, None, [True], {}])
+@pytest.mark.parametrize("value", ["yes", "true", 1, 0, None, [True], {}, "\ud800"])
 def test_a_wrong_type_names_key_value_and_what_is_accepted(value):
     with pytest.raises(ConfigurationError) as error:
         JunctionsConfig.from_extra_config({"junctions": value})

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wire format: ours, stock's, and each read by the other."""
 
+from contextlib import nullcontext
+
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     MooncakeLookupResult,
@@ -13,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol import
 
 from vllm.junctions.protocol import (
     JUNCTION_GROUP_ID,
+    HitUnits,
     add_junctions,
     check_lookup_result,
     take_junctions,
@@ -73,23 +76,45 @@ def test_junctions_outside_the_request_are_dropped_and_counted():
     assert (received.junctions, received.num_dropped) == ((3840,), 2)
 
 
-@pytest.mark.parametrize("hit", [4000, 4096, 2**32 - 4])
-def test_a_hit_that_leaves_nothing_to_compute_is_refused(hit):
+_WHOLE_BLOCKS = HitUnits(hash_block_size=4, hit=256, block_size=256)
+_PARTIAL = HitUnits(hash_block_size=4, hit=4, block_size=256)
+both_units = pytest.mark.parametrize("units", [_WHOLE_BLOCKS, _PARTIAL])
+
+
+@both_units
+@pytest.mark.parametrize("hit", [4096, 2**32 - 256])
+def test_a_hit_that_leaves_nothing_to_compute_is_refused(hit, units):
     with pytest.raises(ValueError, match=f"hit of {hit} tokens"):
-        check_lookup_result(MooncakeLookupResult(hit), 4000, 4)
+        check_lookup_result(MooncakeLookupResult(hit), 4096, units)
 
 
-def test_a_hit_between_two_hashes_is_refused():
-    with pytest.raises(ValueError, match="hit of 130 tokens"):
-        check_lookup_result(MooncakeLookupResult(130), 4000, 4)
+@pytest.mark.parametrize(("hit", "units"), [(130, _PARTIAL), (260, _WHOLE_BLOCKS)])
+def test_a_hit_between_two_units_is_refused(hit, units):
+    with pytest.raises(ValueError, match=f"hit of {hit} tokens"):
+        check_lookup_result(MooncakeLookupResult(hit), 4000, units)
 
 
-@pytest.mark.parametrize("tokens", [0, 2, 258, 4004])
-def test_a_tail_entry_that_names_no_hash_of_the_request_is_refused(tokens):
+@both_units
+@pytest.mark.parametrize("tokens", [0, 2, 252, 258, 260, 4004])
+def test_a_tail_entry_that_names_no_block_of_the_hit_is_refused(tokens, units):
     result = MooncakeLookupResult(256, (TailKeyBoundary(1, tokens),))
     with pytest.raises(ValueError, match=f"group 1 at {tokens} tokens"):
-        check_lookup_result(result, 4000, 4)
+        check_lookup_result(result, 4000, units)
 
 
-def test_a_good_answer_passes():
-    check_lookup_result(MooncakeLookupResult(3584, _TAILS), 4000, 4)
+@pytest.mark.parametrize(("tokens", "is_good"), [(260, False), (264, True)])
+def test_a_tail_above_a_partial_hit_lies_in_its_block(tokens, is_good):
+    result = MooncakeLookupResult(264, (TailKeyBoundary(1, tokens),))
+    with nullcontext() if is_good else pytest.raises(ValueError, match="group 1"):
+        check_lookup_result(result, 4000, _PARTIAL)
+
+
+def test_no_tail_lies_past_the_request():
+    result = MooncakeLookupResult(264, (TailKeyBoundary(1, 304),))
+    with pytest.raises(ValueError, match="group 1 at 304 tokens"):
+        check_lookup_result(result, 300, _PARTIAL)
+
+
+@both_units
+def test_a_good_answer_passes(units):
+    check_lookup_result(MooncakeLookupResult(3584, _TAILS), 4000, units)

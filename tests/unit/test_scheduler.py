@@ -26,6 +26,7 @@ from tests.support import (
 from vllm.junctions.coordinator import JunctionStoreCoordinator
 from vllm.junctions.hooks.request import LocalJunction
 from vllm.junctions.metrics import JunctionCounters
+from vllm.junctions.protocol import HitUnits
 from vllm.junctions.scheduler import JunctionStoreScheduler
 from vllm.junctions.worker import JunctionLookupClient
 
@@ -59,7 +60,7 @@ def _scheduler(tmp_path, monkeypatch, **extra) -> JunctionStoreScheduler:
         kv_cache_config(groups([full(32), swa(32, 64)]), 32),
     )
     assert isinstance(scheduler.client, JunctionLookupClient)
-    assert scheduler.client.hash_block_size == 32
+    assert scheduler.client.hit_units == HitUnits(32, hit=32, block_size=32)
     assert isinstance(scheduler._store_coord, JunctionStoreCoordinator)
     scheduler.client.close()
     scheduler.client = ScriptedClient()

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 from tests.support import coordinator, full, groups, hashes, swa
 from vllm.junctions.data import JunctionReqMeta
 from vllm.junctions.metrics import JunctionCounters
-from vllm.junctions.protocol import add_junctions
+from vllm.junctions.protocol import HitUnits, add_junctions
 from vllm.junctions.worker import (
     JunctionLookupClient,
     JunctionSendingThread,
@@ -72,7 +72,7 @@ def channel(
     )
     server = AnsweringServer(get_zmq_rpc_path_lookup(config))
     client = JunctionLookupClient(config)
-    client.hash_block_size = _BLOCK
+    client.hit_units = HitUnits(_BLOCK, hit=_BLOCK, block_size=_BLOCK)
     yield client, server
     client.close()
     server.close()

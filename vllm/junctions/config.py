@@ -54,7 +54,7 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             try:
                 msgspec.convert(value, field, strict=True)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeError) as error:
                 raise ConfigurationError(
                     f"Invalid value {value!r} for {key!r} in "
                     f"kv_connector_extra_config ({error}). Accepted: {_accepted()}."

@@ -81,33 +81,54 @@ def take_junctions(
     return JunctionLookupResult(result.hit_length, ordinary, junctions, num_dropped)
 
 
+@dataclass(frozen=True)
+class HitUnits:
+    """What the lengths in an answer are multiples of, in tokens.
+
+    Attributes:
+        hash_block_size: Tokens per block hash.
+        hit: Hits are multiples of it: the scheduler block, or the hash block where
+            partial hash hits are on.
+        block_size: Tokens per scheduler block.
+    """
+
+    hash_block_size: int = 1
+    hit: int = 1
+    block_size: int = 1
+
+
 def check_lookup_result(
-    result: MooncakeLookupResult, num_tokens: int, hash_block_size: int
+    result: MooncakeLookupResult, num_tokens: int, units: HitUnits
 ) -> None:
     """Refuse an answer that cannot belong to the request that asked.
 
     A hit never covers the whole request (its last token is recomputed). A loader
-    turns every length into an index of the request's block hashes, so one that is
-    out of range or between two hashes would load other bytes than promised.
+    turns every length into an index of the request's block hashes: one that is out
+    of range would load other bytes than promised, and a hit in the middle of a block
+    can leave nothing to load, which ends in a request that waits for ever. A tail
+    lies at the hit or, if the hit ends within a block, above it in the same block.
 
     Args:
         result: Decoded answer, junctions already taken out.
         num_tokens: Tokens of the request.
-        hash_block_size: Tokens per block hash.
+        units: What lengths are multiples of.
 
     Raises:
-        ValueError: The hit or an entry lies outside the request or between hashes.
+        ValueError: The hit or an entry cannot be one of this request.
     """
     hit_length = result.hit_length
-    if hit_length % hash_block_size or hit_length >= max(num_tokens, 1):
+    if hit_length % units.hit or hit_length >= max(num_tokens, 1):
         raise ValueError(
-            f"hit of {hit_length} tokens for a request of {num_tokens} "
-            f"with {hash_block_size} tokens per hash"
+            f"hit of {hit_length} tokens for a request of {num_tokens}; hits are "
+            f"multiples of {units.hit} tokens"
         )
+    end_of_block = -(-hit_length // units.block_size) * units.block_size
+    last = min(end_of_block, num_tokens)
     for entry in result.tail_key_boundaries:
         tokens = entry.num_tokens
-        if tokens % hash_block_size or not 0 < tokens <= num_tokens:
+        if tokens % units.hash_block_size or not max(hit_length, 1) <= tokens <= last:
             raise ValueError(
-                f"tail entry of group {entry.group_id} at {tokens} tokens for a "
-                f"request of {num_tokens} with {hash_block_size} tokens per hash"
+                f"tail entry of group {entry.group_id} at {tokens} tokens beside a hit "
+                f"of {hit_length}, in a request of {num_tokens} with "
+                f"{units.hash_block_size} tokens per hash"
             )

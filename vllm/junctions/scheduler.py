@@ -27,6 +27,7 @@ from vllm.junctions.hooks.request import (
     shared_prefix_boundaries,
 )
 from vllm.junctions.load_failures import LoadFailures
+from vllm.junctions.protocol import HitUnits
 from vllm.junctions.substitute import substituted
 from vllm.junctions.worker import JunctionLookupClient
 
@@ -47,8 +48,14 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
         ):
             super().__init__(vllm_config, kv_cache_config)
-        self.client.hash_block_size = self._hash_block_size
         self._speculates = vllm_config.speculative_config is not None
+        self.client.hit_units = HitUnits(
+            hash_block_size=self._hash_block_size,
+            hit=self._hash_block_size
+            if self.enable_partial_hash_hits
+            else self._block_size,
+            block_size=self._block_size,
+        )
 
     @cached_property
     def _junction_tracker(self) -> JunctionTracker:

@@ -33,6 +33,7 @@ from vllm.junctions.lookup_report import LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.patience import Patience, bounded
 from vllm.junctions.protocol import (
+    HitUnits,
     JunctionLookupResult,
     add_junctions,
     check_lookup_result,
@@ -209,8 +210,8 @@ class JunctionLookupClient(LookupKeyClient):
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
         self.counters = JunctionCounters()
-        # Set by the scheduler, which resolves it from the KV cache config.
-        self.hash_block_size = 1
+        # Set by the scheduler, which resolves them from the KV cache config.
+        self.hit_units = HitUnits()
         self._junctions_by_request: dict[str, tuple[int, ...]] = {}
         assert vllm_config.kv_transfer_config is not None
         self._timeout_ms = JunctionsConfig.from_extra_config(
@@ -225,7 +226,7 @@ class JunctionLookupClient(LookupKeyClient):
         # On the client's own thread.
         try:
             result = take_junctions(self._ask(num_tokens, block_hashes), num_tokens)
-            check_lookup_result(result, num_tokens, self.hash_block_size)
+            check_lookup_result(result, num_tokens, self.hit_units)
         except TimeoutError:
             self.counters.add_fault(
                 "timed_out_lookups",
