@@ -23,7 +23,7 @@ class Reuse:
 
     Attributes:
         joint: What every group can reuse.
-        longest: What some group can.
+        longest: What some full-attention group can; without any, some group.
     """
 
     joint: int
@@ -132,23 +132,22 @@ class ReuseModel:
         block_end = -(-end // group.block_tokens) * group.block_tokens
         return range(end, block_end + 1, self._layout.hash_tokens)
 
-    def reuse(self, num_tokens: int, cached: Cached, full_first: bool = False) -> Reuse:
+    def reuse(self, num_tokens: int, cached: Cached) -> Reuse:
         """Return where a request of ``num_tokens`` tokens can resume.
 
         Args:
             num_tokens: Tokens of the request.
             cached: What is cached of its prefix.
-            full_first: Whether no group is asked beyond what full attention can
-                reuse, as in a local lookup.
         """
         # The last token is always computed.
         top = (num_tokens - 1) // self.unit_tokens * self.unit_tokens
         positions = range(top, 0, -self.unit_tokens)
         groups = range(len(self._layout.groups))
+        full = [i for i in groups if self._layout.groups[i].kind in ("full", "mla")]
         joint = longest = 0
         for position in positions:
             usable = [self.usable(group_id, position, cached) for group_id in groups]
-            if usable[0] if full_first else any(usable):
+            if any(usable[group_id] for group_id in full or groups):
                 longest = max(longest, position)
             if all(usable):
                 joint = position

@@ -176,9 +176,7 @@ def served_one_by_one(run: Run):
         in_the_store = model.reuse(
             len(prompt), in_store(run.box.store, hashes, hash_tokens, asked)
         )
-        locally = model.reuse(
-            len(prompt), in_local_cache(engine, hashes, hash_tokens), full_first=True
-        )
+        locally = model.reuse(len(prompt), in_local_cache(engine, hashes, hash_tokens))
         promised = max(
             (p.position for p in promises if _is_due(p, prompt, model, run)), default=0
         )

@@ -12,6 +12,7 @@ from tests.support import (
     groups,
     hashes,
     mamba,
+    mla,
     swa,
 )
 
@@ -45,8 +46,18 @@ def test_full_attention_alone_reaches_further_than_the_joint_hit():
     assert coord.longest_group_hit(block_hashes, 3840, pool) == 3840
 
 
-def test_the_longest_hit_is_that_of_any_group():
+def test_a_tail_beyond_full_attention_does_not_count():
     coord = coordinator(groups([full(32), swa(32, 64)]), hash_block_size=32)
+    assert _longest(coord, hashes(10), {0: 64, 1: 224}) == 64
+
+
+def test_of_several_full_attention_groups_the_longest_counts():
+    coord = coordinator(groups([full(32), mla(32), swa(32, 64)]), hash_block_size=32)
+    assert _longest(coord, hashes(10), {0: 64, 1: 224}) == 224
+
+
+def test_without_full_attention_any_group_counts():
+    coord = coordinator(groups([swa(32, 64), swa(32, 128)]), hash_block_size=32)
     assert _longest(coord, hashes(10), {0: 64, 1: 224}) == 224
 
 

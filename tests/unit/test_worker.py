@@ -13,6 +13,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     MooncakeLookupResult,
     TailKeyBoundary,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.metrics import (
+    MooncakeStoreConnectorStats,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol import (
     encode_lookup_response,
 )
@@ -22,6 +25,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 
 from tests.support import coordinator, full, groups, hashes, swa
 from vllm.junctions.data import JunctionReqMeta
+from vllm.junctions.lookup_plan import LookupPlan
+from vllm.junctions.lookup_report import LookupOutcome
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.protocol import HitUnits, add_junctions
 from vllm.junctions.worker import (
@@ -299,11 +304,29 @@ def test_a_tail_block_that_the_window_freed_is_never_put(layout):
     assert _stored_ends(store, block_hashes, 1) == [512, 960, 992]
 
 
+@pytest.fixture(params=["two phases", "all at once"])
+def way(request) -> str:
+    """How lookups ask the store."""
+    return request.param
+
+
+@pytest.fixture
+def worker_on(way):
+    def build(store, coord) -> JunctionStoreWorker:
+        worker = _worker(store, coord)
+        if way == "two phases":
+            worker._lookup_plan = LookupPlan(coord, worker._lookup_key_prefixes)
+        return worker
+
+    return build
+
+
 def _worker(store, coord) -> JunctionStoreWorker:
     """A worker with what lookups use; a whole one runs in tests/engine."""
     worker = object.__new__(JunctionStoreWorker)
     worker.counters = JunctionCounters()
     worker._answers = None
+    worker._lookup_plan = None
     worker._capacity_only = False
     worker.coord = coord
     worker.store = store
@@ -314,7 +337,8 @@ def _worker(store, coord) -> JunctionStoreWorker:
         database.store_layout.lookup_key_prefixes(((0, 0, 0, 0),))
         for database in worker.token_dbs
     )
-    worker._record_kv_connector_operation = lambda *args, **kwargs: None
+    worker._kv_connector_stats_lock = threading.Lock()
+    worker.kv_connector_stats = MooncakeStoreConnectorStats()
     return worker
 
 
@@ -325,18 +349,18 @@ def _lookup(worker, num_tokens, block_hashes):
     return result.hit_length, list(getattr(result, "junctions", ()))
 
 
-def test_a_lookup_reports_where_siblings_part(layout):
+def test_a_lookup_reports_where_siblings_part(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     sibling = block_hashes[:16] + hashes(10, "sibling")
-    assert _lookup(_worker(store, layout), 26 * 32, sibling) == (0, [512])
+    assert _lookup(worker_on(store, layout), 26 * 32, sibling) == (0, [512])
 
 
-def test_a_lookup_server_answers_with_sentinel_entries(layout):
+def test_a_lookup_server_answers_with_sentinel_entries(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     sibling = block_hashes[:16] + hashes(10, "sibling")
-    worker = _worker(store, layout)
+    worker = worker_on(store, layout)
     answer = _AnsweringWorker(worker).lookup(26 * 32, sibling)
     assert answer.tail_key_boundaries == (TailKeyBoundary(0xFFFFFFFF, 512),)
     assert _AnsweringWorker(worker).store is store
@@ -352,41 +376,66 @@ def test_a_job_without_junctions_sees_the_stock_mask_call(layout):
     _save(sender, block_hashes, 992, ())
 
 
-def test_a_lookup_asks_the_store_no_more_than_stock(layout):
+def test_a_lookup_reports_what_it_cost(layout, worker_on, way):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
+    worker, reports = worker_on(store, layout), []
+    worker.observe_lookup = reports.append
     store.num_exist_calls = store.num_probed_keys = 0
-    _worker(store, layout).lookup(992, block_hashes)
-    assert (store.num_exist_calls, store.num_probed_keys) == (1, 62)
+    worker.lookup(992 + 1, block_hashes)
+    # Stock: each of 31 blocks of both groups. In two phases: 31 of full attention,
+    # two of the tail at the top, and below it every second block as evidence.
+    expected = 62 if way == "all at once" else 31 + 2 + 15
+    assert (store.num_exist_calls, store.num_probed_keys) == (1, expected)
+    assert (reports[0].num_rpcs, reports[0].num_keys) == (1, expected)
 
 
-def test_after_the_second_sibling_saved_the_third_hits(layout):
+def test_a_lookup_names_the_group_that_lags(layout, worker_on, way):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    worker, reports = worker_on(store, layout), []
+    worker.observe_lookup = reports.append
+    worker.lookup(26 * 32, block_hashes[:16] + hashes(10, "sibling"))
+    worker.lookup(992 + 1, block_hashes)
+    lagging = [report.lagging_group for report in reports]
+    assert lagging == ([1, None] if way == "two phases" else [None, None])
+
+
+def test_after_the_second_sibling_saved_the_third_hits(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     second = block_hashes[:16] + hashes(15, "second")
     _save(_sender(store, layout), second, 992, (512,))
     third = block_hashes[:16] + hashes(10, "third")
-    assert _lookup(_worker(store, layout), 26 * 32, third) == (512, [])
+    assert _lookup(worker_on(store, layout), 26 * 32, third) == (512, [])
 
 
-def test_the_whole_request_is_never_a_junction(layout):
+def test_the_whole_request_is_never_a_junction(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     # A prompt of exactly 16 blocks: its last token has to be computed.
-    assert _lookup(_worker(store, layout), 512, block_hashes[:16]) == (0, [480])
+    assert _lookup(worker_on(store, layout), 512, block_hashes[:16]) == (0, [480])
 
 
-def test_a_failing_store_reports_no_hit_and_no_junction(layout):
+def test_a_failing_store_reports_no_hit_and_no_junction(layout, worker_on):
     store = KeyStore()
     store.fails = True
-    assert _lookup(_worker(store, layout), 992, hashes(31)) == (0, [])
+    worker, reports = worker_on(store, layout), []
+    worker.observe_lookup = reports.append
+    assert _lookup(worker, 992, hashes(31)) == (0, [])
+    assert reports[0].outcome is LookupOutcome.ERROR
+    assert reports[0].num_rpcs == 1
+    # Stock survives this by itself: no fault of ours.
+    assert worker.counters.failed_lookups == 0
 
 
-def test_a_fault_in_the_lookup_costs_the_hit_and_is_counted(layout, monkeypatch):
+def test_a_fault_in_the_lookup_costs_the_hit_and_is_counted(
+    layout, monkeypatch, worker_on
+):
     store, block_hashes = KeyStore(), hashes(31)
-    worker = _worker(store, layout)
+    worker = worker_on(store, layout)
     monkeypatch.setattr(
-        layout, "longest_group_hit", lambda *args: (_ for _ in ()).throw(KeyError("x"))
+        layout, "junctions", lambda *args: (_ for _ in ()).throw(KeyError("x"))
     )
     for _ in range(2):
         assert _lookup(worker, 992, block_hashes) == (0, [])
@@ -394,7 +443,7 @@ def test_a_fault_in_the_lookup_costs_the_hit_and_is_counted(layout, monkeypatch)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 31])
-def test_a_prompt_shorter_than_a_block_asks_nothing(layout, num_tokens):
+def test_a_prompt_shorter_than_a_block_asks_nothing(layout, num_tokens, worker_on):
     store = KeyStore()
-    assert _lookup(_worker(store, layout), num_tokens, hashes(1)) == (0, [])
+    assert _lookup(worker_on(store, layout), num_tokens, hashes(1)) == (0, [])
     assert store.num_exist_calls == 0

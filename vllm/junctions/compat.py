@@ -25,6 +25,7 @@ STORE_COORDINATOR = f"{_STORE}.coordinator"
 STORE_DATA = f"{_STORE}.data"
 STORE_SCHEDULER = f"{_STORE}.scheduler"
 STORE_WORKER = f"{_STORE}.worker"
+CACHE_MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 
@@ -88,6 +89,20 @@ STORE_SEAMS = (
     Seam(
         f"{STORE_WORKER}:MooncakeStoreWorker._tail_key_boundaries",
         ("block_hashes", "hit_length", "cached_block_pool"),
+    ),
+    Seam(f"{STORE_WORKER}:MooncakeStoreWorker._init_lookup_key_prefixes", ()),
+    Seam(
+        f"{STORE_WORKER}:MooncakeStoreWorker._record_kv_connector_operation",
+        ("operation", "duration_seconds", "num_keys"),
+    ),
+    Seam(f"{STORE_DATA}:PoolKey.build_key_string", ("key_prefix", "chunk_hash")),
+    Seam(
+        f"{STORE_COORDINATOR}:MooncakeStoreCoordinator.find_longest_cache_hit",
+        ("block_hashes", "max_length", "cached_block_pool"),
+    ),
+    Seam(
+        f"{CACHE_MANAGERS}:SlidingWindowManager._contiguous_blocks_for_hit",
+        ("window_size", "block_size", "use_eagle"),
     ),
     Seam(
         f"{STORE_COORDINATOR}:MooncakeStoreCoordinator.store_mask",

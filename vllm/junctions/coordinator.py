@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store coordinator that knows how far each group reaches, and junction tails."""
+"""Store coordinator that knows how far full attention reaches, and junction tails."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
     MooncakeStoreCoordinator,
 )
 from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from vllm.junctions.boundaries import junction_boundaries
 
@@ -24,14 +25,20 @@ class JunctionStoreCoordinator(MooncakeStoreCoordinator):
         max_length: int,
         cached_block_pool: ExternalCachedBlockPool,
     ) -> int:
-        """Return the longest prefix that any single group can reuse, in tokens.
+        """Return the longest prefix that a single group can reuse, in tokens.
 
-        Asks each group on its own, from the same existence answers as the joint
-        hit. On a store that holds 15 full-attention blocks of 256 tokens and no
-        sliding-window tail it is 3840, while the joint hit is 0.
+        Asks each full-attention group on its own, from the same existence answers as
+        the joint hit; where there is none, each group. On a store that holds 15
+        full-attention blocks of 256 tokens and no sliding-window tail it is 3840,
+        while the joint hit is 0.
+
+        A tail beyond what full attention reaches is not counted: nobody can use it
+        before the blocks below it are back. With several full-attention groups the
+        longest counts, since a request stores what the others lack while it computes.
 
         Source: the local counterpart is the longest length that
-        ``HybridKVCacheCoordinator.find_longest_cache_hit`` sees.
+        ``HybridKVCacheCoordinator.find_longest_cache_hit`` sees. There too, full
+        attention goes first and all other groups only shorten the hit.
 
         Args:
             block_hashes: Hashes of the request, one per hash unit.
@@ -41,7 +48,13 @@ class JunctionStoreCoordinator(MooncakeStoreCoordinator):
         alignment_tokens = self.align_unit
         num_hashed_tokens = len(block_hashes) * self.hash_block_size
         longest = 0
-        for spec, group_ids, manager_cls, use_eagle in self.attention_groups:
+        full_attention = [
+            group
+            for group in self.attention_groups
+            if isinstance(group.spec, FullAttentionSpec)
+        ]
+        groups = full_attention or self.attention_groups
+        for spec, group_ids, manager_cls, use_eagle in groups:
             # An EAGLE group proves a position by the block above it.
             proof = self.eagle_proof_margin_by_group.get(group_ids[0], 0)
             _, length = manager_cls.find_longest_cache_hit(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker side: lookups that report junctions, saves that keep their tails."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import zmq
@@ -29,7 +31,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.junctions.compat import STORE_WORKER
 from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.coordinator import GroupMasks, JunctionStoreCoordinator
-from vllm.junctions.lookup_report import LookupReport
+from vllm.junctions.lookup_plan import LookupPlan, plan_lookups
+from vllm.junctions.lookup_report import LookupCost, LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.patience import Patience, bounded
 from vllm.junctions.protocol import (
@@ -40,6 +43,7 @@ from vllm.junctions.protocol import (
     take_junctions,
 )
 from vllm.junctions.substitute import substituted
+from vllm.junctions.two_phase import Findings, StoreCallError, look_up
 
 logger = init_logger(__name__)
 
@@ -47,16 +51,24 @@ logger = init_logger(__name__)
 class JunctionStoreWorker(MooncakeStoreWorker):
     """The stock worker, with junctions in lookups and in saves."""
 
+    coord: JunctionStoreCoordinator
+
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         # Both are read by the lookup thread, which the stock constructor starts.
         self.counters = JunctionCounters()
         self._answers: ExternalCachedBlockPool | None = None
+        self._lookup_cost = LookupCost()
+        self._lookup_plan: LookupPlan | None = None
         with substituted(
             STORE_WORKER,
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
             LookupKeyServer=JunctionLookupServer,
         ):
             super().__init__(vllm_config, kv_cache_config)
+
+    def _init_lookup_key_prefixes(self) -> None:
+        super()._init_lookup_key_prefixes()
+        self._lookup_plan = plan_lookups(self.coord, self._lookup_key_prefixes)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Register KV caches; the sender that this starts knows junctions."""
@@ -68,9 +80,9 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     ) -> MooncakeLookupResult:
         """Look up a request's prefix; report the joint hit and junctions.
 
-        Runs on the one lookup thread of rank 0. Junctions come from the existence
-        answers that the stock lookup got: no further call to the store, no further
-        key. Whatever goes wrong costs the hit only.
+        Runs on the one lookup thread of rank 0. Whatever goes wrong costs the hit
+        only. Two-phase where the layout allows it, see :mod:`.two_phase`; otherwise
+        junctions come from the answers that the stock lookup got.
 
         The result's entries are stock's; a :class:`JunctionLookupResult` if there
         are junctions.
@@ -81,6 +93,7 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             num_tokens: Tokens of the request.
             block_hashes: Its block hashes, one per hash unit.
         """
+        self._lookup_cost = LookupCost()
         try:
             report, result = self._look_up(num_tokens, block_hashes)
         except Exception as error:
@@ -93,7 +106,15 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             )
             report = LookupReport(num_tokens, error=repr(error))
             result = MooncakeLookupResult(0)
-        self.observe_lookup(report)
+        cost = self._lookup_cost
+        self.observe_lookup(
+            replace(
+                report,
+                num_keys=cost.num_keys,
+                num_rpcs=cost.num_rpcs,
+                error=report.error or cost.error,
+            )
+        )
         return result
 
     def observe_lookup(self, report: LookupReport) -> None:
@@ -102,20 +123,85 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     def _look_up(
         self, num_tokens: int, block_hashes: Sequence[BlockHash]
     ) -> tuple[LookupReport, MooncakeLookupResult]:
-        self._answers = None
-        result = super().lookup(num_tokens, block_hashes)
-        answers, self._answers = self._answers, None
-        usable_tokens = self.coord.align_lookup_length(num_tokens - 1)
-        if answers is None:
-            report = LookupReport(num_tokens, is_too_short=usable_tokens <= 0)
-            return report, result
-        longest = self.coord.longest_group_hit(block_hashes, usable_tokens, answers)
-        junctions = self.coord.junctions(result.hit_length, longest)
-        report = LookupReport(num_tokens, result.hit_length, longest, junctions)
+        if self._lookup_plan is None:
+            result, found = self._look_up_at_once(num_tokens, block_hashes)
+        else:
+            result, found = self._look_up_in_two_phases(
+                self._lookup_plan, num_tokens, block_hashes
+            )
+        if found is None:
+            usable_tokens = self.coord.align_lookup_length(num_tokens - 1)
+            return LookupReport(num_tokens, is_too_short=usable_tokens <= 0), result
+        junctions = self.coord.junctions(result.hit_length, found.longest_hit_length)
+        report = LookupReport(
+            num_tokens,
+            result.hit_length,
+            found.longest_hit_length,
+            junctions,
+            found.lagging_group,
+        )
         if not junctions:
             return report, result
         return report, JunctionLookupResult(
             result.hit_length, result.tail_key_boundaries, junctions
+        )
+
+    def _look_up_at_once(
+        self, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> tuple[MooncakeLookupResult, Findings | None]:
+        self._answers = None
+        result = super().lookup(num_tokens, block_hashes)
+        answers, self._answers = self._answers, None
+        if answers is None:
+            return result, None
+        longest = self.coord.longest_group_hit(
+            block_hashes, self.coord.align_lookup_length(num_tokens - 1), answers
+        )
+        return result, Findings(result.hit_length, longest, None, answers)
+
+    def _look_up_in_two_phases(
+        self, plan: LookupPlan, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> tuple[MooncakeLookupResult, Findings | None]:
+        try:
+            found = look_up(plan, num_tokens, block_hashes, self._ask_store)
+        except StoreCallError as error:
+            logger.error("Remote connection failed in lookup: %s", error)
+            return MooncakeLookupResult(0), None
+        if found is None:
+            return MooncakeLookupResult(0), None
+        # In the pool of a two-phase lookup, hash units stand for hashes.
+        units = cast(Sequence[BlockHash], range(len(block_hashes)))
+        tails = super()._tail_key_boundaries(units, found.hit_length, found.pool)
+        return MooncakeLookupResult(found.hit_length, tails), found
+
+    def _ask_store(self, keys: list[str]) -> Sequence[int]:
+        start = time.perf_counter()
+        error: Exception | None = None
+        try:
+            return self.store.batch_is_exist(keys)
+        except Exception as raised:
+            error = raised
+            raise StoreCallError(repr(raised)) from raised
+        finally:
+            self._record_kv_connector_operation(
+                "lookup_exists",
+                time.perf_counter() - start,
+                len(keys),
+                status="ok" if error is None else "error",
+                num_failed_keys=0 if error is None else len(keys),
+            )
+
+    def _record_kv_connector_operation(
+        self,
+        operation: str,
+        duration_seconds: float,
+        num_keys: int,
+        **kwargs: Any,
+    ) -> None:
+        if operation == "lookup_exists":
+            self._lookup_cost.add(num_keys, kwargs.get("status", "ok"))
+        super()._record_kv_connector_operation(
+            operation, duration_seconds, num_keys, **kwargs
         )
 
     def _tail_key_boundaries(
