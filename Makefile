@@ -8,7 +8,7 @@ MODELLESS := tests/unit tests/property tests/engine
 EXAMPLES_033 ?= 200
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-tp mutants test-upstream lint format lock clean
+.PHONY: setup demo test test-tp mutants test-upstream dashboard lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -34,6 +34,10 @@ test-upstream: setup
 # Plants bugs in copies of the package; the tests have to catch every one.
 mutants: setup
 	$(PY) -m tools.mutations
+
+# Writes dashboards/junctions.json; a test compares the file with what this makes.
+dashboard: setup
+	$(PY) -m tools.dashboard
 
 lint: setup
 	$(PY) -m ruff format --check .
