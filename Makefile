@@ -22,7 +22,7 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants fuzz soak test-upstream \
+.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants fuzz soak test-upstream dashboard \
   lint format lock clean
 
 setup:
@@ -66,6 +66,10 @@ fuzz: setup
 	$(PY) -m pip install --quiet -r requirements/fuzz.txt
 	$(PY) -m tools.fuzz decoder -runs=$(RUNS)
 	$(PY) -m tools.fuzz config -runs=$(RUNS)
+
+# Writes dashboards/junctions.json; a test compares the file with what this makes.
+dashboard: setup
+	$(PY) -m tools.dashboard
 
 lint: setup
 	$(PY) -m ruff format --check .

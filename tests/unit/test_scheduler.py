@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
     MooncakeStoreScheduler,
 )
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.outputs import KVConnectorOutput
 
 from tests.support import (
@@ -27,7 +28,8 @@ from vllm.junctions.coordinator import JunctionStoreCoordinator
 from vllm.junctions.hooks.request import LocalJunction
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.protocol import HitUnits
-from vllm.junctions.scheduler import JunctionStoreScheduler
+from vllm.junctions.scheduler import JunctionStoreScheduler, hash_root
+from vllm.junctions.version import __version__
 from vllm.junctions.worker import JunctionLookupClient
 
 pytestmark = pytest.mark.usefixtures("core_hooks")
@@ -234,3 +236,57 @@ def test_a_failed_block_counts_for_the_request_that_loads_into_it(scheduler):
     _fail(scheduler, invalid_block_ids=[1])
     assert scheduler._load_failures.are_too_many("r")
     assert not scheduler._load_failures.are_too_many("other")
+
+
+def _counted(counters) -> dict[tuple[str, ...], float]:
+    return {
+        (r["name"].removeprefix("vllm:junctions_"), *r["labels"]): r["value"]
+        for r in counters.take()
+    }
+
+
+def test_a_prompt_that_is_too_short_is_counted_once_though_asked_often(scheduler):
+    for _ in range(3):
+        scheduler.get_num_new_matched_tokens(_request(31), 0)
+    assert _counted(scheduler.counters) == {("lookups_total", "too_short"): 1}
+
+
+def test_a_prompt_that_is_not_looked_up_by_configuration_is_not_counted(
+    tmp_path, monkeypatch
+):
+    scheduler = _scheduler(tmp_path, monkeypatch, enable_lookup=False)
+    scheduler.get_num_new_matched_tokens(_request(31), 0)
+    assert _counted(scheduler.counters) == {}
+
+
+def test_junctions_are_counted_by_source_once_a_request(scheduler):
+    r = _request()
+    scheduler.client.answers = [(MooncakeLookupResult(0), (512, 544))] * 2
+    r.shared_prefix_boundary = LocalJunction(512, (480, 512))
+    for _ in range(2):  # asked again, and scheduled again once its load has come
+        scheduler.get_num_new_matched_tokens(r, 0)
+        scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
+    assert _counted(scheduler.counters) == {
+        ("found_total", "local"): 2,
+        ("found_total", "store"): 2,
+    }
+
+
+def test_the_first_report_says_what_instances_must_agree_on(scheduler, monkeypatch):
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"one", raising=False)
+    first = scheduler.get_kv_connector_stats()
+    ((name, version, block, unit, root),) = _counted(
+        SimpleNamespace(take=lambda: first.data["junctions"])
+    )
+    assert (name, version, block, unit) == ("info", __version__, "32", "32")
+    assert scheduler.get_kv_connector_stats() is None
+    assert root == hash_root()
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"two")
+    assert root != hash_root()
+
+
+def test_faults_of_the_client_are_reported_by_the_scheduler(scheduler):
+    scheduler.get_kv_connector_stats()
+    scheduler.client.counters.add_fault("dropped_entries", "Dropped.", 3)
+    (record,) = scheduler.get_kv_connector_stats().data["junctions"]
+    assert (record["labels"], record["value"]) == (["dropped_entries"], 3)

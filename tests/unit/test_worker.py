@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup client against a real socket, the worker against a plain store."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    BoundaryPut,
     ChunkedTokenDatabase,
     KeyMetadata,
     MooncakeLookupResult,
@@ -23,10 +25,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     get_zmq_rpc_path_lookup,
 )
 
-from tests.support import coordinator, full, groups, hashes, swa
+import vllm.junctions.worker as worker_module
+from tests.support import coordinator, full, groups, hashes, mamba, swa
 from vllm.junctions.data import JunctionReqMeta
 from vllm.junctions.lookup_plan import LookupPlan
-from vllm.junctions.lookup_report import LookupOutcome
+from vllm.junctions.lookup_report import LookupOutcome, LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.protocol import HitUnits, add_junctions
 from vllm.junctions.worker import (
@@ -190,6 +193,8 @@ class KeyStore:
 
     def __init__(self) -> None:
         self.keys: set[str] = set()
+        self.error_code: int | None = None
+        self.refused: set[str] = set()
         self.num_exist_calls = 0
         self.num_probed_keys = 0
         self.fails = False
@@ -199,11 +204,14 @@ class KeyStore:
             raise RuntimeError("store gone")
         self.num_exist_calls += 1
         self.num_probed_keys += len(keys)
+        if self.error_code is not None:
+            return [self.error_code] * len(keys)
         return [int(key in self.keys) for key in keys]
 
     def batch_put_from_multi_buffers(self, keys, addrs, sizes, config) -> list[int]:
-        self.keys.update(keys)
-        return [0] * len(keys)
+        refused = {key for key in keys if any(part in key for part in self.refused)}
+        self.keys.update(set(keys) - refused)
+        return [-1 if key in refused else 0 for key in keys]
 
 
 def _databases(coord) -> list[ChunkedTokenDatabase]:
@@ -447,3 +455,214 @@ def test_a_prompt_shorter_than_a_block_asks_nothing(layout, num_tokens, worker_o
     store = KeyStore()
     assert _lookup(worker_on(store, layout), num_tokens, hashes(1)) == (0, [])
     assert store.num_exist_calls == 0
+
+
+def _taken(counters) -> dict[tuple[str, ...], list[float]]:
+    values: dict[tuple[str, ...], list[float]] = {}
+    for record in counters.take():
+        name = record["name"].removeprefix("vllm:junctions_")
+        values.setdefault((name, *record["labels"]), []).append(record["value"])
+    return values
+
+
+def _outcomes(worker) -> list[str]:
+    return [key[1] for key in _taken(worker.counters) if key[0] == "lookups_total"]
+
+
+def test_lookups_are_counted_by_outcome(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    worker = _worker(store, layout)
+    worker.lookup(992, block_hashes)
+    assert _outcomes(worker) == ["nothing_stored"]
+    worker.lookup(20, [])
+    assert _outcomes(worker) == ["too_short"]
+    _save(_sender(store, layout), block_hashes, 992, ())
+    worker.lookup(1000, block_hashes)
+    assert _outcomes(worker) == ["hit"]
+    worker.lookup(26 * 32, block_hashes[:16] + hashes(10, "sibling"))
+    assert _taken(worker.counters) == {
+        ("lookups_total", "tail_missing"): [1],
+        ("lost_tokens", "1-SlidingWindow-32"): [512],
+        ("lookup_keys",): [52],
+        ("lookup_rpcs",): [1],
+    }
+
+
+@pytest.mark.parametrize("how", ["raises", "answers error codes"])
+def test_a_store_that_is_gone_is_an_error_and_not_nothing_stored(layout, how):
+    """Mooncake's client answers -900 for every key once its master is gone."""
+    store = KeyStore()
+    if how == "raises":
+        store.fails = True
+    else:
+        store.error_code = -900
+    worker = _worker(store, layout)
+    assert _lookup(worker, 992, hashes(31)) == (0, [])
+    assert _outcomes(worker) == ["error"]
+
+
+def test_a_store_that_fails_in_part_still_hits(layout):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    answers = store.batch_is_exist
+    # One key above the prefix that hits.
+    sibling = block_hashes[:31] + hashes(2, "sibling")
+    bad = sibling[-1].hex()
+    store.batch_is_exist = lambda keys: [
+        -900 if key.endswith(bad) else answer
+        for key, answer in zip(keys, answers(keys), strict=True)
+    ]
+    worker = _worker(store, layout)
+    assert _lookup(worker, 33 * 32, sibling)[0] == 992
+    assert _outcomes(worker) == ["hit"]
+
+
+def test_other_threads_see_the_store_itself_while_one_looks_up(layout):
+    store = KeyStore()
+    worker = _worker(store, layout)
+    seen = []
+
+    def look(keys):
+        thread = threading.Thread(target=lambda: seen.append(worker.store))
+        thread.start()
+        thread.join()
+        seen.append(worker.store)
+        return [0] * len(keys)
+
+    store.batch_is_exist = look
+    worker.lookup(992, hashes(31))
+    assert seen[0] is store
+    assert seen[1] is not store
+    assert worker.store is store
+
+
+def _tails_counted(sender) -> tuple[float, float, float]:
+    """Blocks, bytes, and blocks that were gone."""
+    taken = _taken(sender.counters)
+    return tuple(
+        sum(taken.get((f"tail_{name}_total",), [0]))
+        for name in ("blocks_saved", "bytes_saved", "blocks_skipped")
+    )
+
+
+@pytest.mark.parametrize(
+    ("junctions", "blocks"),
+    # The replay tail ends at 992; a junction there needs nothing more.
+    [((), 0), ((512,), 2), ((256, 512), 4), ((992,), 0), ((480, 512), 3)],
+)
+def test_what_junctions_add_to_a_save_is_counted(layout, junctions, blocks):
+    sender = _sender(KeyStore(), layout)
+    _save(sender, hashes(31), 992, junctions)
+    assert _tails_counted(sender) == (blocks, 64 * blocks, 0)
+
+
+def test_a_tail_that_is_stored_already_is_not_counted_again(layout):
+    sender = _sender(KeyStore(), layout)
+    _save(sender, hashes(31), 992, (512,))
+    assert _tails_counted(sender) == (2, 128, 0)
+    sender._saved_offset.clear()
+    _save(sender, hashes(31), 992, (512,))
+    assert _tails_counted(sender) == (0, 0, 0)
+
+
+def test_a_tail_block_that_was_gone_is_counted_once(layout):
+    store = KeyStore()
+    sender = _sender(store, layout)
+    store.refused = {"@group:0@"}  # the job fails, and is tried again
+    _save(sender, hashes(31), 992, (512,), {(1, 14)})
+    assert _tails_counted(sender) == (1, 64, 0)
+    store.refused = set()
+    _save(sender, hashes(31), 992, (512,), {(1, 14)})
+    assert _tails_counted(sender) == (0, 0, 1)
+
+
+def test_a_tail_block_that_the_store_refused_is_not_counted(layout):
+    store = KeyStore()
+    sender = _sender(store, layout)
+    store.refused = {"@group:1@"}
+    _save(sender, hashes(31), 992, (512,))
+    assert _tails_counted(sender) == (0, 0, 0)
+
+
+def test_the_sender_is_as_before_once_a_job_is_done(layout):
+    store = KeyStore()
+    sender = _sender(store, layout)
+    _save(sender, hashes(31), 992, (512,))
+    assert (sender.coord, sender.store, sender._job) == (layout, store, None)
+
+
+def test_states_at_junctions_are_counted_and_own_ones_are_not():
+    coord = coordinator(groups([full(_BLOCK), mamba(_BLOCK)]), _BLOCK)
+    store, block_hashes = KeyStore(), hashes(31)
+    sender = _sender(store, coord)
+    job = JunctionReqMeta(
+        req_id="r",
+        token_len_chunk=0,
+        block_ids=([1], [1]),
+        block_hashes=block_hashes,
+        can_save=True,
+        prefill_end_tokens=993,
+        store_job_id=1,
+        shared_prefix_boundaries=(512, 992),
+        boundary_puts=[
+            BoundaryPut(1, 3, 512),
+            BoundaryPut(1, 4, 992),  # where a replay of the prompt resumes
+            BoundaryPut(1, 5, 640),
+        ],
+    )
+    sender.add_request(job)
+    sender.request_queue.get()
+    sender._handle_request(job)
+    assert len(store.keys) == 3
+    assert _tails_counted(sender) == (1, 64, 0)
+
+
+@pytest.fixture
+def debug_lines(monkeypatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(
+        worker_module.logger, "isEnabledFor", lambda level: level == logging.DEBUG
+    )
+    monkeypatch.setattr(
+        worker_module.logger,
+        "debug",
+        lambda text, *args, **_: lines.append(text % args),
+    )
+    return lines
+
+
+def test_with_debug_logging_a_lookup_is_explained_in_one_line(layout, debug_lines):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    store.num_exist_calls = 0
+    sibling = block_hashes[:16] + hashes(10, "sibling")
+    _worker(store, layout).lookup(26 * 32, sibling)
+    assert debug_lines == [
+        f"Lookup of 832 tokens (last block {sibling[-1].hex()[:8]}): hit 0 of at most "
+        "800, longest 512; 0-FullAttention-32 512, 1-SlidingWindow-32 0; junctions "
+        "512. Why: 1-SlidingWindow-32 has no tail or state above 0."
+    ]
+    # The answers were there: nothing was asked twice.
+    assert store.num_exist_calls == 1
+
+
+def test_an_explanation_asks_for_what_the_lookup_did_not(
+    layout, debug_lines, monkeypatch
+):
+    store, block_hashes = KeyStore(), hashes(31)
+    _save(_sender(store, layout), block_hashes, 992, ())
+    report = LookupReport(832, 0, 512, (512,), lagging_group=1, num_rpcs=4, num_keys=9)
+    monkeypatch.setattr(
+        JunctionStoreWorker,
+        "_look_up",
+        lambda self, *args: (report, MooncakeLookupResult(0)),
+    )
+    worker = _worker(store, layout)
+    worker.lookup(832, block_hashes[:16] + hashes(10, "sibling"))
+    assert "0-FullAttention-32 512, 1-SlidingWindow-32 0" in debug_lines[0]
+    assert _taken(worker.counters)[("lookup_keys",)] == [9]
+
+
+def test_without_debug_logging_nothing_is_explained(layout, monkeypatch):
+    monkeypatch.setattr(worker_module, "explain", None)
+    _worker(KeyStore(), layout).lookup(832, hashes(26))

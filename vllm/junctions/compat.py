@@ -80,6 +80,37 @@ STORE_SEAMS = (
     Seam(f"{STORE_WORKER}:get_zmq_rpc_path_lookup", ("vllm_config",)),
     Seam(f"{STORE_WORKER}:LookupKeyServer.__init__", ("store_worker", "vllm_config")),
     Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._handle_request", ("req_meta",)),
+    Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._boundary_puts", ("req_meta",)),
+    Seam(
+        f"{STORE_WORKER}:KVCacheStoreSendingThread._record_saved",
+        ("req_meta", "token_len"),
+    ),
+    Seam(f"{STORE_WORKER}:MooncakeStoreWorker.get_kv_connector_stats", ()),
+    Seam(
+        f"{STORE_DATA}:ChunkedTokenDatabase.process_tokens",
+        (
+            "token_len",
+            "block_hashes",
+            "mask_num",
+            "chunk_mask",
+            "put_step",
+            "put_step_rank",
+        ),
+    ),
+    Seam(f"{STORE_DATA}:StoreLayout.key_for", ("shard_id", "chunk_hash")),
+    Seam(f"{STORE_CONNECTOR}:MooncakeStoreConnector.get_kv_connector_stats", ()),
+    Seam(
+        f"{STORE_CONNECTOR}:MooncakeStoreConnector.build_kv_connector_stats", ("data",)
+    ),
+    Seam(
+        f"{STORE_CONNECTOR}:MooncakeStoreConnector.build_prom_metrics",
+        (
+            "vllm_config",
+            "metric_types",
+            "labelnames",
+            "per_engine_labelvalues",
+        ),
+    ),
     Seam(
         f"{STORE_WORKER}:MooncakeStoreWorker.__init__",
         ("vllm_config", "kv_cache_config"),

@@ -9,6 +9,12 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
     connector as stock,
 )
@@ -21,6 +27,7 @@ from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.hooks import CORE_HOOKS
 from vllm.junctions.hooks.managers import ENABLED
 from vllm.junctions.scheduler import JunctionStoreScheduler
+from vllm.junctions.stats import JunctionConnectorStats, JunctionPromMetrics
 from vllm.junctions.substitute import substituted
 from vllm.junctions.version import __version__
 from vllm.junctions.worker import JunctionStoreWorker
@@ -73,6 +80,42 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         """
         JunctionsConfig.from_extra_config(extra_config)
         return super().requires_piecewise_for_cudagraph(extra_config)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return what this role has counted since the last call.
+
+        Source: extends ``MooncakeStoreConnector.get_kv_connector_stats``, whose
+        scheduler role reports nothing.
+        """
+        if isinstance(self.connector_scheduler, JunctionStoreScheduler):
+            return self.connector_scheduler.get_kv_connector_stats()
+        return super().get_kv_connector_stats()
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        """Return statistics around ``data``, from this process or another."""
+        return JunctionConnectorStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """Return what records the statistics in Prometheus: stock's if off."""
+        assert vllm_config.kv_transfer_config is not None
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        if not JunctionsConfig.from_extra_config(extra_config).junctions:
+            return super().build_prom_metrics(
+                vllm_config, metric_types, labelnames, per_engine_labelvalues
+            )
+        return JunctionPromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues
+        )
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Bind the engine's cache manager, and let it derive local junctions."""

@@ -2,6 +2,7 @@
 """Store coordinator that knows how far full attention reaches, and junction tails."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
@@ -40,20 +41,50 @@ class JunctionStoreCoordinator(MooncakeStoreCoordinator):
         ``HybridKVCacheCoordinator.find_longest_cache_hit`` sees. There too, full
         attention goes first and all other groups only shorten the hit.
 
-        Args:
-            block_hashes: Hashes of the request, one per hash unit.
-            max_length: Tokens that a hit may have at most, aligned as hits are.
-            cached_block_pool: The existence answers.
+        Args: See :meth:`hits_by_group`.
         """
-        alignment_tokens = self.align_unit
-        num_hashed_tokens = len(block_hashes) * self.hash_block_size
-        longest = 0
         full_attention = [
             group
             for group in self.attention_groups
             if isinstance(group.spec, FullAttentionSpec)
         ]
-        groups = full_attention or self.attention_groups
+        hits = self._hits(
+            full_attention or self.attention_groups,
+            block_hashes,
+            max_length,
+            cached_block_pool,
+        )
+        return max(hits.values(), default=0)
+
+    def hits_by_group(
+        self,
+        block_hashes: Sequence[BlockHash],
+        max_length: int,
+        cached_block_pool: ExternalCachedBlockPool,
+    ) -> dict[int, int]:
+        """Return how long a prefix each group could reuse alone, in tokens.
+
+        Asks each group on its own, from the same existence answers as the joint
+        hit. Groups that share a spec are asked together, as stock does.
+
+        Args:
+            block_hashes: Hashes of the request, one per hash unit.
+            max_length: Tokens that a hit may have at most, aligned as hits are.
+            cached_block_pool: The existence answers.
+        """
+        return self._hits(
+            self.attention_groups, block_hashes, max_length, cached_block_pool
+        )
+
+    def _hits(
+        self,
+        groups: Sequence[Any],
+        block_hashes: Sequence[BlockHash],
+        max_length: int,
+        cached_block_pool: ExternalCachedBlockPool,
+    ) -> dict[int, int]:
+        num_hashed_tokens = len(block_hashes) * self.hash_block_size
+        hits: dict[int, int] = {}
         for spec, group_ids, manager_cls, use_eagle in groups:
             # An EAGLE group proves a position by the block above it.
             proof = self.eagle_proof_margin_by_group.get(group_ids[0], 0)
@@ -64,10 +95,23 @@ class JunctionStoreCoordinator(MooncakeStoreCoordinator):
                 block_pool=cast(Any, cached_block_pool),
                 kv_cache_spec=spec,
                 drop_eagle_block=use_eagle,
-                alignment_tokens=alignment_tokens,
+                alignment_tokens=self.align_unit,
             )
-            longest = max(longest, length)
-        return longest
+            hits.update(dict.fromkeys(group_ids, length))
+        return hits
+
+    @cached_property
+    def group_names(self) -> dict[int, str]:
+        """Short names of the groups by id, such as ``1-SlidingWindow-64``.
+
+        Number, kind and tokens per block, for labels and logs.
+        """
+        return {
+            group_id: f"{group_id}-{type(group.spec).__name__.removesuffix('Spec')}"
+            f"-{group.spec.block_size}"
+            for group in self.attention_groups
+            for group_id in group.group_ids
+        }
 
     @property
     def align_unit(self) -> int:
@@ -118,6 +162,25 @@ class JunctionStoreCoordinator(MooncakeStoreCoordinator):
                 ``aligned_token_len`` have no effect yet.
         """
         masks = super().store_mask(aligned_token_len, start_token, num_prompt_tokens)
+        return self.with_junction_tails(
+            masks, aligned_token_len, start_token, boundaries
+        )
+
+    def with_junction_tails(
+        self,
+        masks: GroupMasks,
+        aligned_token_len: int,
+        start_token: int,
+        boundaries: Sequence[int],
+    ) -> GroupMasks:
+        """Return store masks with the tails at ``boundaries`` added.
+
+        Args:
+            masks: Stock's masks for the same range.
+            aligned_token_len: Tokens that the masks reach to.
+            start_token: Tokens before the first chunk of the masks.
+            boundaries: Token positions of junctions.
+        """
         for position in boundaries:
             if position <= 0:
                 continue

@@ -16,28 +16,6 @@ class LookupOutcome(Enum):
     TIMEOUT = "timeout"
 
 
-@dataclass
-class LookupCost:
-    """What one lookup has asked of the store so far.
-
-    Attributes:
-        num_keys: Keys asked for.
-        num_rpcs: Calls to the store.
-        error: What is wrong with the last call that failed, if any did.
-    """
-
-    num_keys: int = 0
-    num_rpcs: int = 0
-    error: str | None = None
-
-    def add(self, num_keys: int, status: str) -> None:
-        """Count one call; any status but ``"ok"`` is an error."""
-        self.num_keys += num_keys
-        self.num_rpcs += 1
-        if status != "ok":
-            self.error = f"The store did not answer for {num_keys} keys"
-
-
 @dataclass(frozen=True)
 class LookupReport:
     """One lookup. Lengths are in tokens.

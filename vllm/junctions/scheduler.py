@@ -2,6 +2,8 @@
 """Scheduler side: junctions go to the request before compute, and to its saves."""
 
 import copy
+import hashlib
+import logging
 from functools import cached_property
 
 from vllm.config import VllmConfig
@@ -13,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler impor
     MooncakeStoreScheduler,
 )
 from vllm.logger import init_logger
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -23,15 +26,30 @@ from vllm.junctions.compat import STORE_SCHEDULER
 from vllm.junctions.coordinator import JunctionStoreCoordinator
 from vllm.junctions.data import JunctionReqMeta, JunctionTracker
 from vllm.junctions.hooks.request import (
+    junctions_by_source,
     set_store_junctions,
     shared_prefix_boundaries,
 )
 from vllm.junctions.load_failures import LoadFailures
+from vllm.junctions.lookup_report import LookupOutcome
+from vllm.junctions.metrics import FOUND, INFO, JunctionCounters
 from vllm.junctions.protocol import HitUnits
+from vllm.junctions.stats import JunctionConnectorStats
 from vllm.junctions.substitute import substituted
+from vllm.junctions.version import __version__
 from vllm.junctions.worker import JunctionLookupClient
 
 logger = init_logger(__name__)
+
+
+def hash_root() -> str:
+    """Return a short digest of the root of this process's block hash chain.
+
+    Instances with different roots never find each other's keys. The root comes from
+    ``PYTHONHASHSEED`` and the hash algorithm; the digest does not give it away.
+    """
+    root: bytes = getattr(kv_cache_utils, "NONE_HASH", b"")
+    return hashlib.sha256(root).hexdigest()[:8]
 
 
 class JunctionStoreScheduler(MooncakeStoreScheduler):
@@ -40,6 +58,9 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     client: JunctionLookupClient
     # Whether steps can hold draft rows.
     _speculates = False
+    _store_coord: JunctionStoreCoordinator
+    _has_told_info = False
+    _last_too_short: str | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         with substituted(
@@ -56,6 +77,12 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             else self._block_size,
             block_size=self._block_size,
         )
+
+    @cached_property
+    def counters(self) -> JunctionCounters:
+        """This side's counters: the lookup client's, if it has any."""
+        found = getattr(self.client, "counters", None)
+        return JunctionCounters() if found is None else found
 
     @cached_property
     def _junction_tracker(self) -> JunctionTracker:
@@ -82,17 +109,27 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         junctions = take_junctions and take_junctions(request.request_id)
         if junctions is not None:
             set_store_junctions(request, junctions)
-            if junctions:
-                self.client.counters.store_junctions += len(junctions)
+            if logger.isEnabledFor(logging.DEBUG):
                 logger.debug(
-                    "Request %s: the store reports junctions at %s tokens",
+                    "Request %s was looked up as %d tokens (last block %s): "
+                    "junctions at %s",
                     request.request_id,
+                    request.num_tokens,
+                    request.block_hashes[-1].hex()[:8] if request.block_hashes else "",
                     junctions,
                 )
+        elif self.enable_lookup and request.num_tokens < self._store_coord.align_unit:
+            self._count_too_short(request.request_id)
         if self._load_failures.are_too_many(request.request_id):
             self.load_specs.pop(request.request_id, None)
             return (None if matched[0] is None else 0), False
         return matched
+
+    def _count_too_short(self, req_id: str) -> None:
+        # The head of the queue is asked about at every step until it fits.
+        if req_id != self._last_too_short:
+            self._last_too_short = req_id
+            self.counters.add_lookup(LookupOutcome.TOO_SHORT)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -104,10 +141,35 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
 
         Source: extends ``MooncakeStoreScheduler.update_state_after_alloc``.
         """
+        self._count_found(request)
         self._junction_tracker.add(
             request.request_id, shared_prefix_boundaries(request)
         )
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _count_found(self, request: Request) -> None:
+        # Twice for a request that loads: positions known by then count once.
+        known = self._junction_tracker.get(request.request_id)
+        for source, positions in zip(
+            ("local", "store"), junctions_by_source(request), strict=True
+        ):
+            num_new = sum(position not in known for position in positions)
+            if num_new:
+                self.counters.add(FOUND, num_new, source)
+
+    def get_kv_connector_stats(self) -> JunctionConnectorStats | None:
+        """Return what this side has counted since the last call, if anything."""
+        if not self._has_told_info:
+            self._has_told_info = True
+            self.counters.observe(
+                INFO,
+                1,
+                __version__,
+                str(self._block_size),
+                str(self._hash_block_size),
+                hash_root(),
+            )
+        return JunctionConnectorStats.of(None, self.counters)
 
     def build_connector_meta(
         self, scheduler_output: SchedulerOutput

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker side: lookups that report junctions, saves that keep their tails."""
 
+import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import zmq
@@ -30,9 +33,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm.junctions.compat import STORE_WORKER
 from vllm.junctions.config import JunctionsConfig
-from vllm.junctions.coordinator import GroupMasks, JunctionStoreCoordinator
+from vllm.junctions.coordinator import JunctionStoreCoordinator
+from vllm.junctions.explain import explain
 from vllm.junctions.lookup_plan import LookupPlan, plan_lookups
-from vllm.junctions.lookup_report import LookupCost, LookupReport
+from vllm.junctions.lookup_report import LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.patience import Patience, bounded
 from vllm.junctions.protocol import (
@@ -42,6 +46,9 @@ from vllm.junctions.protocol import (
     check_lookup_result,
     take_junctions,
 )
+from vllm.junctions.stats import JunctionConnectorStats
+from vllm.junctions.store_job import JunctionJob
+from vllm.junctions.store_probe import StoreProbe
 from vllm.junctions.substitute import substituted
 from vllm.junctions.two_phase import Findings, StoreCallError, look_up
 
@@ -52,12 +59,14 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     """The stock worker, with junctions in lookups and in saves."""
 
     coord: JunctionStoreCoordinator
+    # Set while a lookup is under way, on the thread that makes it.
+    _probe: StoreProbe | None = None
+    # The existence answers of the last lookup, if one call gave them all.
+    _all_answers: ExternalCachedBlockPool | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        # Both are read by the lookup thread, which the stock constructor starts.
-        self.counters = JunctionCounters()
+        # Read by the lookup thread, which the stock constructor starts.
         self._answers: ExternalCachedBlockPool | None = None
-        self._lookup_cost = LookupCost()
         self._lookup_plan: LookupPlan | None = None
         with substituted(
             STORE_WORKER,
@@ -74,6 +83,34 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         """Register KV caches; the sender that this starts knows junctions."""
         with substituted(STORE_WORKER, KVCacheStoreSendingThread=JunctionSendingThread):
             super().register_kv_caches(kv_caches)
+        if isinstance(self.kv_send_thread, JunctionSendingThread):
+            self.kv_send_thread.counters = self.counters
+
+    @cached_property
+    def counters(self) -> JunctionCounters:
+        """What this rank has counted."""
+        return JunctionCounters()
+
+    @property
+    def store(self) -> Any:
+        """The store; to a thread that looks something up, one that takes notes."""
+        probe = self._probe
+        if probe is not None and probe.thread_id == threading.get_ident():
+            return probe
+        return self._store
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        self._store = store
+
+    def get_kv_connector_stats(self) -> JunctionConnectorStats | None:
+        """Return what this rank has counted since the last call, if anything.
+
+        Source: extends ``MooncakeStoreWorker.get_kv_connector_stats``.
+        """
+        return JunctionConnectorStats.of(
+            super().get_kv_connector_stats(), self.counters
+        )
 
     def lookup(
         self, num_tokens: int, block_hashes: Sequence[BlockHash]
@@ -93,7 +130,8 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             num_tokens: Tokens of the request.
             block_hashes: Its block hashes, one per hash unit.
         """
-        self._lookup_cost = LookupCost()
+        self._all_answers = None
+        self._probe = probe = StoreProbe(self.store)
         try:
             report, result = self._look_up(num_tokens, block_hashes)
         except Exception as error:
@@ -106,19 +144,69 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             )
             report = LookupReport(num_tokens, error=repr(error))
             result = MooncakeLookupResult(0)
-        cost = self._lookup_cost
-        self.observe_lookup(
-            replace(
-                report,
-                num_keys=cost.num_keys,
-                num_rpcs=cost.num_rpcs,
-                error=report.error or cost.error,
-            )
-        )
+        finally:
+            self._probe = None
+        try:
+            report = self._completed(report, probe, block_hashes)
+            self.observe_lookup(report)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s", self._explained(report, block_hashes))
+        except Exception:
+            # The answer is right all the same.
+            logger.exception("A store lookup could not be counted or explained")
         return result
 
     def observe_lookup(self, report: LookupReport) -> None:
         """Take note of a finished lookup. Runs on the lookup thread."""
+        names = {} if self._capacity_only else self.coord.group_names
+        self.counters.add_report(report, names)
+
+    def _completed(
+        self,
+        report: LookupReport,
+        probe: StoreProbe,
+        block_hashes: Sequence[BlockHash],
+    ) -> LookupReport:
+        """Return ``report`` with what the lookup itself left open."""
+        known: dict[str, Any] = {}
+        if not report.num_rpcs:
+            known.update(num_keys=probe.num_keys, num_rpcs=probe.num_rpcs)
+        if report.error is None and not report.hit_length:
+            known.update(error=probe.error)
+        if report.lost_tokens and report.lagging_group is None and self._all_answers:
+            hits = self._hits_by_group(report, block_hashes, self._all_answers)
+            lagging = min(hits, key=hits.__getitem__)
+            if hits[lagging] < report.longest_hit_length:
+                known.update(lagging_group=lagging)
+        return replace(report, **known) if known else report
+
+    def _hits_by_group(
+        self,
+        report: LookupReport,
+        block_hashes: Sequence[BlockHash],
+        answers: ExternalCachedBlockPool,
+    ) -> dict[int, int]:
+        usable_tokens = self.coord.align_lookup_length(report.num_tokens - 1)
+        return self.coord.hits_by_group(block_hashes, usable_tokens, answers)
+
+    def _explained(
+        self, report: LookupReport, block_hashes: Sequence[BlockHash]
+    ) -> str:
+        """Explain a lookup; asks the store for whatever the lookup left out.
+
+        For debug logs only: the answer may take a second, full existence check.
+        """
+        if self._capacity_only:
+            return "Lookup on an instance that only lends memory: nothing to find."
+        hits: dict[int, int] = {}
+        if report.error is None and not report.is_too_short:
+            if self._all_answers is None:
+                super().lookup(report.num_tokens, block_hashes)
+                self._answers = None
+            if self._all_answers is not None:
+                hits = self._hits_by_group(report, block_hashes, self._all_answers)
+        last = block_hashes[len(block_hashes) - 1].hex()[:8] if block_hashes else ""
+        return explain(report, self.coord, hits, last)
 
     def _look_up(
         self, num_tokens: int, block_hashes: Sequence[BlockHash]
@@ -191,19 +279,6 @@ class JunctionStoreWorker(MooncakeStoreWorker):
                 num_failed_keys=0 if error is None else len(keys),
             )
 
-    def _record_kv_connector_operation(
-        self,
-        operation: str,
-        duration_seconds: float,
-        num_keys: int,
-        **kwargs: Any,
-    ) -> None:
-        if operation == "lookup_exists":
-            self._lookup_cost.add(num_keys, kwargs.get("status", "ok"))
-        super()._record_kv_connector_operation(
-            operation, duration_seconds, num_keys, **kwargs
-        )
-
     def _tail_key_boundaries(
         self,
         block_hashes: Sequence[BlockHash],
@@ -212,55 +287,47 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     ) -> tuple[TailKeyBoundary, ...]:
         # The last thing the stock lookup does with its answers: keep them for
         # ``lookup``, which runs on the same thread.
-        self._answers = cached_block_pool
+        self._answers = self._all_answers = cached_block_pool
         return super()._tail_key_boundaries(block_hashes, hit_length, cached_block_pool)
 
 
 class JunctionSendingThread(KVCacheStoreSendingThread):
     """The stock sender, whose store masks include the job's junction tails."""
 
+    coord: JunctionStoreCoordinator
+
     def __init__(
         self, store: Any, coord: JunctionStoreCoordinator, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(store, coord, *args, **kwargs)
-        self._layout = coord
+        # The worker hands its own in; a thread by itself counts for nobody.
+        self.counters = JunctionCounters()
+        self._job: JunctionJob | None = None
 
     def _handle_request(self, req_meta: ReqMeta) -> None:
         boundaries = getattr(req_meta, "shared_prefix_boundaries", ())
         if not boundaries:
             super()._handle_request(req_meta)
             return
-        # Only this thread uses ``coord``, one job at a time.
-        self.coord = cast(
-            JunctionStoreCoordinator, _JobCoordinator(self._layout, boundaries)
-        )
+        # Only this thread uses ``coord`` and ``store``, one job at a time.
+        layout, store = self.coord, self.store
+        self._job = job = JunctionJob(self, req_meta, boundaries, self.counters)
+        self.coord, self.store = cast(JunctionStoreCoordinator, job.coord), job.store
         try:
             super()._handle_request(req_meta)
         finally:
-            self.coord = self._layout
+            self.coord, self.store, self._job = layout, store, None
 
+    def _boundary_puts(self, req_meta: ReqMeta) -> list[Any]:
+        if self._job is not None:
+            for key, *_ in super()._boundary_puts(self._job.states_at_junctions()):
+                self._job.expect_state(key)
+        return super()._boundary_puts(req_meta)
 
-class _JobCoordinator:
-    """A coordinator as one store job sees it: masks include its junctions."""
-
-    def __init__(
-        self, layout: JunctionStoreCoordinator, boundaries: Sequence[int]
-    ) -> None:
-        self._layout = layout
-        self._boundaries = boundaries
-
-    def store_mask(
-        self,
-        aligned_token_len: int,
-        start_token: int = 0,
-        num_prompt_tokens: int | None = None,
-    ) -> GroupMasks:
-        return self._layout.store_mask(
-            aligned_token_len, start_token, num_prompt_tokens, self._boundaries
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layout, name)
+    def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:
+        super()._record_saved(req_meta, token_len)
+        if self._job is not None:
+            self._job.saved()
 
 
 class JunctionLookupServer(LookupKeyServer):

@@ -72,6 +72,14 @@ def shared_prefix_boundaries(request: "Request") -> tuple[int, ...]:
     return request.__dict__.get(_UNION, ())
 
 
+def junctions_by_source(
+    request: "Request",
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return a request's junctions as (found locally, reported by the store)."""
+    state = request.__dict__
+    return state.get(_LOCAL, ()), state.get(_STORE, ())
+
+
 def set_store_junctions(request: "Request", junctions: tuple[int, ...]) -> None:
     """Replace the junctions that a store lookup reported for ``request``.
 
