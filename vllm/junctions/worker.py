@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 from vllm.config import VllmConfig
@@ -72,6 +73,11 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         if isinstance(self.kv_send_thread, JunctionSendingThread):
             self.kv_send_thread.counters = self.counters
 
+    @cached_property
+    def counters(self) -> JunctionCounters:
+        """What this rank has counted."""
+        return JunctionCounters()
+
     @property
     def store(self) -> Any:
         """The store; to a thread that looks something up, one that takes notes."""
@@ -112,7 +118,7 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             block_hashes: Its block hashes, one per hash unit.
         """
         self._all_answers = None
-        self._probe = probe = StoreProbe(self._store)
+        self._probe = probe = StoreProbe(self.store)
         try:
             report, result = self._look_up(num_tokens, block_hashes)
         except Exception as error:
