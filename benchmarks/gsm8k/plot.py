@@ -71,7 +71,9 @@ def _draw_hits(axes: Axes, name: str, arm: ArmReport) -> None:
         [a.store_hit_tokens for a in known],
         color=colour,
         marker=marker,
-        markersize=3.5,
+        markersize=5 if marker == "s" else 3,
+        # Hollow, so that arms that hit alike show beneath each other.
+        markerfacecolor="none",
         linestyle="none",
         label=f"{name}: {hit} of {arm.questions} questions hit",
     )
