@@ -76,17 +76,3 @@ def test_under_multiconnector_siblings_hit_as_well(fresh_master, make_server):
         hits = _probe_hits(server, "--seed", "11")
     assert (hits["B"], hits["C"], hits["D"]) == (0, 3840, 3840)
     assert "junctions on" in server.log()
-
-
-def test_a_store_that_is_gone_costs_the_hit_only(tmp_path, make_server):
-    master = MooncakeMaster(tmp_path).start()
-    server = make_server(mooncake_config=master.write_client_config())
-    with server:
-        a, b = random_prompts("gone", 3848, 1400, 600)
-        before = ask(server, a)
-        reset_local_cache(server)
-        master.kill()
-        answer = ask(server, b)
-        assert (answer.local_hit_tokens, answer.store_hit_tokens) == (0, 0)
-        again = ask(server, a)
-        assert again.token_ids == before.token_ids
