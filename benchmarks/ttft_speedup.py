@@ -290,13 +290,7 @@ def running_sides(
             )
             stack.enter_context(server)
             probe = ServerUnderProbe(server.base_url)
-            facts = probe.facts()
-            sides[name] = Side(
-                probe,
-                # Each side wrote the same model to a folder of its own.
-                ServerFacts(**{**vars(facts), "model": facts.model}),
-                side_dir / "server.log",
-            )
+            sides[name] = Side(probe, probe.facts(), side_dir / "server.log")
         yield sides
 
 

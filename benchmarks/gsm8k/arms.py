@@ -2,7 +2,7 @@
 """The servers that `make bench-gsm8k` compares, on this machine."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,21 +59,18 @@ def serving(arm: Arm, dtype: str, num_threads: int, work_dir: Path) -> Iterator[
         *("--dtype", dtype),
         *("--max-model-len", str(_MAX_MODEL_TOKENS)),
     ]
-    env = {"OMP_NUM_THREADS": str(num_threads)}
-    side_dir = work_dir / arm.name
-    if arm.junctions is None:
-        with VllmServer(
-            arguments, side_dir, env=env, start_seconds=_START_SECONDS
-        ) as server:
-            yield server.base_url
-        return
-    with MooncakeMaster(side_dir) as master:
-        with VllmServer(
+    arm_dir = work_dir / arm.name
+    with ExitStack() as stack:
+        config = None
+        if arm.junctions is not None:
+            master = stack.enter_context(MooncakeMaster(arm_dir))
+            config = master.write_client_config(_SEGMENT_BYTES)
+        server = VllmServer(
             arguments,
-            side_dir,
-            mooncake_config=master.write_client_config(_SEGMENT_BYTES),
+            arm_dir,
+            mooncake_config=config,
             junctions=arm.junctions,
-            env=env,
+            env={"OMP_NUM_THREADS": str(num_threads)},
             start_seconds=_START_SECONDS,
-        ) as server:
-            yield server.base_url
+        )
+        yield stack.enter_context(server).base_url

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks one server the questions, and notes what each cost and hit."""
 
+import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,27 +262,43 @@ class Asking:
         tick: Callable[[], object],
         restarted: bool,
     ) -> None:
-        before, sent = self.server.counters(), 0
+        before = self.server.counters()
+        unnoted: dict[Future[Completion], int] = {}
+        sent = 0
+
+        def note(future: Future[Completion]) -> int:
+            done, index = future.result(), unnoted.pop(future)
+            after_restart = restarted and index == todo[0]
+            journal.add(self._answer(index, done, None, after_restart))
+            tick()
+            return done.prompt_tokens
+
         with ThreadPoolExecutor(self.concurrency) as pool:
-            waiting = {
-                pool.submit(
-                    self.server.complete,
-                    self.model,
-                    self.prompts[index],
-                    self.max_tokens,
-                ): index
-                for index in todo
-            }
+            for index in todo:
+                prompt = self.prompts[index]
+                unnoted[
+                    pool.submit(
+                        self.server.complete, self.model, prompt, self.max_tokens
+                    )
+                ] = index
             try:
-                for future in as_completed(waiting):
-                    index, done = waiting[future], future.result()
-                    after_restart = restarted and index == todo[0]
-                    journal.add(self._answer(index, done, None, after_restart))
-                    sent += done.prompt_tokens
-                    tick()
-            finally:
+                for future in as_completed(list(unnoted)):
+                    sent += note(future)
+            except BaseException:
+                # Those under way still count in the server's totals.
                 pool.shutdown(cancel_futures=True)
-        gained = self.server.gained_since(before, sent)
+                sent += sum(
+                    note(future) for future in list(unnoted) if _is_good(future)
+                )
+                with contextlib.suppress(ProbeError, httpx.HTTPError):
+                    self._note_totals(before, sent, journal)
+                raise
+        self._note_totals(before, sent, journal)
+
+    def _note_totals(
+        self, before: dict[str, float], sent_tokens: int, journal: Journal
+    ) -> None:
+        gained = self.server.gained_since(before, sent_tokens)
         journal.add_totals(
             Totals(gained[LOCAL_HITS], gained[STORE_HITS], _looked_up(gained))
         )
@@ -309,6 +326,10 @@ class Asking:
             correct=number == extract_answer(self.examples[index].answer),
             after_restart=after_restart,
         )
+
+
+def _is_good(future: Future[Completion]) -> bool:
+    return not future.cancelled() and future.done() and future.exception() is None
 
 
 def _looked_up(gained: dict[str, int]) -> int:

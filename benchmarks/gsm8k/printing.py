@@ -95,11 +95,11 @@ def reading_notes(report: Report) -> list[str]:
     """Say what the figures rest on, and what they must not be read as."""
     arm = next(iter(report.arms.values()))
     notes = [_about_prompts(arm.settings, arm.past_prefix_tokens)]
-    if arm.questions_within_a_block:
+    if arm.questions_with_own_tail:
         notes.append(
-            f"{arm.questions_within_a_block} of {arm.questions} prompts reach at most "
-            "one scheduler block past the prefix: their own replay tails may lie "
-            "within it, and later questions hit there without junctions too, by "
+            f"{arm.questions_with_own_tail} of {len(arm.settings.past_prefix_tokens)} "
+            "prompts end so close to the shared prefix that their own replay tail "
+            "lies within it: later questions hit there without junctions too, by "
             "luck. Do not read those hits as a gain."
         )
     for name, each in report.arms.items():

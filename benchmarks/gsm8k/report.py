@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.gsm8k.journal import SCHEMA_VERSION, Answer, Journal, Settings
+from benchmarks.junction_probe import replay_tails
 
 _RESAMPLES = 10_000
 _LEVEL = 0.95
@@ -40,8 +41,8 @@ class ArmReport(msgspec.Struct, frozen=True):
         query_tokens: Looked up in the store, or locally where there is no store.
         questions_by_hit: Number of questions by store hit length.
         past_prefix_tokens: Least and most that a prompt reaches past the prefix.
-        questions_within_a_block: Prompts that reach less than one scheduler block
-            past the prefix, so that their own replay tail may lie within it.
+        questions_with_own_tail: Prompts that reach so little past the prefix that
+            their own replay tail lies within it, where stock hits too, by luck.
         restarts: How often an earlier run had ended.
     """
 
@@ -60,7 +61,7 @@ class ArmReport(msgspec.Struct, frozen=True):
     total_seconds: Percentiles
     questions_by_hit: dict[int, int]
     past_prefix_tokens: tuple[int, int]
-    questions_within_a_block: int
+    questions_with_own_tail: int
     restarts: int
     answers: list[Answer]
 
@@ -123,11 +124,19 @@ def summarise(journal: Journal) -> ArmReport:
         total_seconds=percentiles([answer.total_seconds for answer in answers]),
         questions_by_hit=dict(sorted(hits.items())),
         past_prefix_tokens=(min(reach), max(reach)),
-        questions_within_a_block=sum(
-            tokens <= settings.scheduler_block_tokens for tokens in reach
-        ),
+        questions_with_own_tail=_with_own_tail(settings),
         restarts=sum(answer.after_restart for answer in answers),
         answers=answers,
+    )
+
+
+def _with_own_tail(settings: Settings) -> int:
+    block, prefix = settings.scheduler_block_tokens, settings.prefix_tokens
+    if not block:
+        return 0
+    return sum(
+        min(replay_tails(prefix + reach, block, eagle=False)) <= prefix
+        for reach in settings.past_prefix_tokens
     )
 
 
