@@ -398,7 +398,7 @@ def test_a_lookup_reports_what_it_cost(layout, worker_on, way):
     assert (reports[0].num_rpcs, reports[0].num_keys) == (1, expected)
 
 
-def test_a_lookup_names_the_group_that_lags(layout, worker_on, way):
+def test_a_lookup_names_the_group_that_lags(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     worker, reports = worker_on(store, layout), []
@@ -406,7 +406,7 @@ def test_a_lookup_names_the_group_that_lags(layout, worker_on, way):
     worker.lookup(26 * 32, block_hashes[:16] + hashes(10, "sibling"))
     worker.lookup(992 + 1, block_hashes)
     lagging = [report.lagging_group for report in reports]
-    assert lagging == ([1, None] if way == "two phases" else [None, None])
+    assert lagging == [1, None]
 
 
 def test_after_the_second_sibling_saved_the_third_hits(layout, worker_on):
