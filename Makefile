@@ -16,6 +16,11 @@ setup:
 demo: setup
 	@$(PY) -m benchmarks.demo --model $(MODEL)
 
+# TRACE=path; what else there is says `python -m benchmarks.trace_replay --help`.
+.PHONY: bench-trace
+bench-trace: setup
+	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
+
 test: setup
 	$(PY) -m pytest $(MODELLESS)
 	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e
