@@ -39,6 +39,11 @@ bench-gsm8k: setup
 bench-ttft: setup
 	@$(PY) -m benchmarks.ttft_speedup
 
+# TRACE=path; what else there is says `python -m benchmarks.trace_replay --help`.
+.PHONY: bench-trace
+bench-trace: setup
+	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
+
 test: setup
 	$(PY) -m pytest $(MODELLESS)
 	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trace replay says happens is what happens in real schedulers."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.replay.layouts import ModelLayout
+from benchmarks.replay.policies import JUNCTIONS, STOCK, policies
+from benchmarks.replay.replay import Cluster, Replay
+from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, TraceRequest, number_prompts
+from benchmarks.testbed.box import Box, EngineOptions, Group, Layout, Side
+from tests.unit.replay.layouts import random_trace
+
+LAYOUTS = {
+    "one block size": Layout((Group("full", 64), Group("swa", 64, 128)), 64),
+    "three block sizes": Layout(
+        (Group("mla", 256), Group("swa_mla", 64, 128), Group("swa", 16, 8)), 16
+    ),
+    "drafter": Layout(
+        (Group("full", 128), Group("swa", 32, 64, eagle=True)),
+        hash_tokens=32,
+        drops_eagle_block=True,
+    ),
+}
+SIDES: dict[str, Side] = {STOCK: "stock", JUNCTIONS: "on"}
+
+
+def _model_layout(layout: Layout) -> ModelLayout:
+    return ModelLayout(
+        "box",
+        "the box's",
+        tuple(
+            {f"layer.{index}": group.spec(0)}
+            for index, group in enumerate(layout.groups)
+        ),
+        frozenset(index for index, group in enumerate(layout.groups) if group.eagle),
+    )
+
+
+def _tokens(request: TraceRequest) -> list[int]:
+    """Token ids for a request: the same for the same trace blocks."""
+    tokens: list[int] = []
+    for hash_id in request.hash_ids:
+        rng = random.Random(hash_id)
+        tokens += [rng.randrange(1, 1 << 20) for _ in range(TRACE_BLOCK_TOKENS)]
+    return tokens[: request.input_length]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["store alone", "local caches"])
+@pytest.mark.parametrize("name", SIDES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_hits_and_stored_blocks_are_those_of_real_schedulers(layout, name, local):
+    trace = random_trace(seed=1, num_requests=20)
+    model_layout = _model_layout(layout)
+    num_instances = 2 if local else 1
+    with Box(layout, EngineOptions(side=SIDES[name])) as box:
+        engines = [box.engine() for _ in range(num_instances)]
+        served = []
+        for index, request in enumerate(trace):
+            engine = engines[index % num_instances]
+            if not local:
+                engine.reset_local_cache()
+            served.append(engine.serve(_tokens(request), f"r{index}"))
+        stored = Counter(group_id for group_id, _, _ in box.stored())
+
+    policy = next(
+        policy
+        for policy in policies([], model_layout.scheduler_block_tokens)
+        if policy.name == name
+    )
+    prompts = number_prompts(trace, model_layout.hash_tokens)
+    cluster = Cluster(num_instances, local_blocks=100_000 if local else 0)
+    outcome = Replay(policy, model_layout, prompts, cluster).run()
+
+    assert outcome.hit_tokens == [request.hit_tokens for request in served]
+    assert outcome.store_hit_tokens == [r.store_hit_tokens for r in served]
+    assert outcome.num_puts == stored.total()
+    assert outcome.num_tail_puts == stored.total() - stored[0]
+    assert any(outcome.store_hit_tokens)
