@@ -398,9 +398,7 @@ class Run:
         self.box.store.evict(lambda key: key in lost)
 
     def _FailGets(self, event: FailGets) -> None:
-        self.box.store.fails_get = lambda key: (
-            event.group is not None and _in_group(key, event.group)
-        )
+        self.box.store.fail_gets(event.group, event.count)
 
 
 def _client(engine: BoxEngine) -> Any:
