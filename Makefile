@@ -11,10 +11,10 @@ EXAMPLES_033 ?= 200
 RUNS ?= 100000
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-# For `make bench-gsm8k`: the data set's files, how many questions and shots, and the
-# longest answer.
-GSM8K ?= ../shared/data/gsm8k/test.jsonl
-GSM8K_SHOTS ?= ../shared/data/gsm8k/train_head64.jsonl
+# For `make bench-gsm8k`: the data set's files (fetched where there are none), how many
+# questions and shots, and the longest answer.
+GSM8K ?= $(wildcard ../shared/data/gsm8k/test.jsonl)
+GSM8K_SHOTS ?= $(wildcard ../shared/data/gsm8k/train_head64.jsonl)
 QUESTIONS ?= 200
 SHOTS ?= 10
 MAX_TOKENS ?= 96
@@ -33,8 +33,9 @@ demo: setup
 
 bench-gsm8k: setup
 	@$(PY) -m benchmarks.gsm8k_shared_prefix --arms $(ARMS) --dtype $(DTYPE) \
-	  --dataset $(GSM8K) --shots-from $(GSM8K_SHOTS) --questions $(QUESTIONS) \
-	  --shots $(SHOTS) --max-tokens $(MAX_TOKENS) --json $(GSM8K_JSON)
+	  $(if $(GSM8K),--dataset $(GSM8K)) --questions $(QUESTIONS) \
+	  $(if $(GSM8K_SHOTS),--shots-from $(GSM8K_SHOTS)) --shots $(SHOTS) \
+	  --max-tokens $(MAX_TOKENS) --json $(GSM8K_JSON)
 
 bench-ttft: setup
 	@$(PY) -m benchmarks.ttft_speedup

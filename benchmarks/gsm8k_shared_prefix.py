@@ -8,8 +8,7 @@ Against a running server:
 
 Here, with a store and servers of its own (``make bench-gsm8k``):
 
-    python -m benchmarks.gsm8k_shared_prefix --arms none stock junctions \\
-        --dataset test.jsonl --shots-from train.jsonl
+    python -m benchmarks.gsm8k_shared_prefix --arms none stock junctions
 
 Every answer is on disk before the next question is asked; the same command goes on
 where an earlier one ended.
@@ -38,6 +37,7 @@ from benchmarks.gsm8k.asking import Asking, CompletionServer
 from benchmarks.gsm8k.data import (
     INSTRUCTION,
     Example,
+    fetched,
     fingerprint,
     prompt_for,
     read_examples,
@@ -152,10 +152,12 @@ def load_dataset(args: argparse.Namespace) -> tuple[list[Example], list[Example]
     Raises:
         ProbeError: A file cannot be used, or is too short.
     """
-    shots, questions = read_examples(args.shots_from), read_examples(args.dataset)
+    shots_path = args.shots_from or fetched("train")
+    questions_path = args.dataset or fetched("test")
+    shots, questions = read_examples(shots_path), read_examples(questions_path)
     for wanted, examples, path in (
-        (args.shots, shots, args.shots_from),
-        (args.questions, questions, args.dataset),
+        (args.shots, shots, shots_path),
+        (args.questions, questions, questions_path),
     ):
         if wanted > len(examples):
             raise ProbeError(f"{path} has {len(examples)} examples, not {wanted}")
@@ -273,9 +275,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     data = parser.add_argument_group("what is asked")
     data.add_argument("--model", help="default: the first that the server serves")
-    data.add_argument("--dataset", type=Path, metavar="JSONL", help="the questions")
     data.add_argument(
-        "--shots-from", type=Path, metavar="JSONL", help="the few-shot examples"
+        "--dataset",
+        type=Path,
+        metavar="JSONL",
+        help="the questions; default: GSM8K's test set, fetched once",
+    )
+    data.add_argument(
+        "--shots-from",
+        type=Path,
+        metavar="JSONL",
+        help="the few-shot examples; default: GSM8K's training set, fetched once",
     )
     data.add_argument("--shots", type=_positive, default=10)
     data.add_argument("--questions", type=_positive, default=200)
@@ -305,8 +315,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="arms that share the machine; their times are then of a busy one",
     )
     args = parser.parse_args(argv)
-    if not args.again and not (args.dataset and args.shots_from):
-        parser.error("--dataset and --shots-from are needed")
     if args.concurrency > 1 and (args.reset_local_cache or args.arms):
         parser.error("the cache is reset before each question: --concurrency 1")
     return args

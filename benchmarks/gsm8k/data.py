@@ -5,6 +5,7 @@ import hashlib
 import re
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from benchmarks.junction_probe import ProbeError
@@ -16,6 +17,11 @@ INSTRUCTION = (
     "Write each calculation inside double angle brackets, then give the final "
     "number on a line of its own after four hash signs, and then stop there."
 )
+_SOURCE = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/master/"
+    "grade_school_math/data"
+)
+_CACHE = Path(__file__).parents[2] / ".cache" / "gsm8k"
 # An answer ends where the next example would begin.
 STOP = ["\n\n", "Question:"]
 _ANSWER = re.compile(r"####\s*\$?\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)")
@@ -26,6 +32,30 @@ class Example(msgspec.Struct, frozen=True):
 
     question: str
     answer: str
+
+
+def fetched(name: str, folder: Path = _CACHE) -> Path:
+    """Return the data set's file ``test`` or ``train``; fetch it the first time.
+
+    Raises:
+        ProbeError: It is not there, and the network does not give it.
+    """
+    path = folder / f"{name}.jsonl"
+    if path.exists():
+        return path
+    url = f"{_SOURCE}/{name}.jsonl"
+    try:
+        answer = httpx.get(url, timeout=60, follow_redirects=True).raise_for_status()
+    except httpx.HTTPError as error:
+        raise ProbeError(
+            f"Cannot fetch {url} ({error}); give the data set's files with --dataset "
+            "and --shots-from"
+        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(answer.content)
+    partial.rename(path)
+    return path
 
 
 def read_examples(path: Path) -> list[Example]:

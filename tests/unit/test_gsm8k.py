@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GSM8K benchmark against a stand-in for the server."""
 
+import http.server
 import threading
 
 import msgspec
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import gsm8k_shared_prefix
+from benchmarks.gsm8k import data
 from benchmarks.gsm8k.arms import ARMS
 from benchmarks.gsm8k.data import INSTRUCTION, extract_answer, prompt_for
 from benchmarks.gsm8k.report import Report, bootstrap, share_interval
+from benchmarks.junction_probe import ProbeError
 from benchmarks.testbed.processes import free_port
 from tests.fake_vllm import FakeVllm
 
@@ -302,6 +305,27 @@ def test_unusable_data_sets(files, capsys, which, content, message):
     with FakeVllm() as server:
         assert run(files, server.base_url) == 1
     assert message in one_sentence(capsys)
+
+
+def test_the_data_set_is_fetched_once(tmp_path, monkeypatch):
+    class Files(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.path.encode())
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(data, "_SOURCE", f"http://127.0.0.1:{server.server_port}/d")
+        path = data.fetched("test", tmp_path / "cache")
+        server.shutdown()
+    assert path.read_bytes() == b"/d/test.jsonl"
+    assert data.fetched("test", tmp_path / "cache") == path
+    with pytest.raises(ProbeError, match="give the data set's files with --dataset"):
+        data.fetched("train", tmp_path / "cache")
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]"])
