@@ -8,13 +8,17 @@ MODELLESS := tests/unit tests/property tests/engine
 EXAMPLES_033 ?= 200
 # Given on the command line, these reach tools/setup.sh through the environment.
 
-.PHONY: setup demo test test-tp mutants test-upstream lint format lock clean
+.PHONY: setup demo bench-lookup test test-tp mutants test-upstream lint format lock clean
 
 setup:
 	@bash tools/setup.sh
 
 demo: setup
 	@$(PY) -m benchmarks.demo --model $(MODEL)
+
+# What a store lookup costs, stock beside ours; wants a quiet machine.
+bench-lookup: setup
+	@$(PY) -m benchmarks.lookup_cost
 
 test: setup
 	$(PY) -m pytest $(MODELLESS)
