@@ -22,8 +22,8 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft test test-tp mutants fuzz soak test-upstream dashboard \
-  lint format lock clean
+.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup test test-tp mutants fuzz soak \
+  test-upstream dashboard lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -44,6 +44,10 @@ bench-ttft: setup
 .PHONY: bench-trace
 bench-trace: setup
 	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
+
+# What a store lookup costs, stock beside ours; wants a quiet machine.
+bench-lookup: setup
+	@$(PY) -m benchmarks.lookup_cost
 
 test: setup
 	$(PY) -m pytest $(MODELLESS)

@@ -6,21 +6,10 @@ Only what a lookup reads is built: a coordinator, key prefixes and a set of keys
 
 import hashlib
 import random
-import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
-    MooncakeStoreCoordinator,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
-    ChunkedTokenDatabase,
-    KeyMetadata,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.metrics import (
-    MooncakeStoreConnectorStats,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     MooncakeStoreWorker,
 )
@@ -29,10 +18,9 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from benchmarks.seed_table import LAYOUT as DEEPSEEK_V4
 from benchmarks.testbed.box import Group, Layout
 from benchmarks.testbed.box.layout import Kind
+from benchmarks.testbed.lookup_worker import build_coordinator, build_worker
 from vllm.junctions.coordinator import JunctionStoreCoordinator
 from vllm.junctions.lookup_plan import Batches, LookupPlan
-from vllm.junctions.metrics import JunctionCounters
-from vllm.junctions.worker import JunctionStoreWorker
 
 _MAX_POSITIONS = 160
 _MAX_UNITS = 2000
@@ -76,51 +64,9 @@ class LookupLayout:
             return self.layout.hash_tokens
         return self.layout.scheduler_block_tokens
 
-    def coordinator(self, cls: type[MooncakeStoreCoordinator]) -> Any:
-        config = self.layout.kv_cache_config(num_blocks=1)
-        return cls(
-            config.kv_cache_groups,
-            self.layout.scheduler_block_tokens,
-            self.layout.hash_tokens,
-            use_eagle=self.layout.drops_eagle_block,
-            retention_interval=self.layout.retention_interval,
-            enable_partial_hash_hits=self.partial_hits,
-        )
-
     def worker(self, cls: type[MooncakeStoreWorker], store: KeySet) -> Any:
-        """Build a worker with what lookups read."""
-        junctions = issubclass(cls, JunctionStoreWorker)
-        worker = object.__new__(cls)
-        worker.coord = self.coordinator(
-            JunctionStoreCoordinator if junctions else MooncakeStoreCoordinator
-        )
-        worker._capacity_only = False
-        worker.store = store
-        worker.hash_block_size = self.layout.hash_tokens
-        worker._kv_cache_groups = worker.coord.kv_cache_groups
-        worker.token_dbs = [
-            ChunkedTokenDatabase(
-                KeyMetadata("model", 0, 0, 0, 0, group_id=group_id),
-                group.block_tokens,
-                self.layout.hash_tokens,
-            )
-            for group_id, group in enumerate(self.layout.groups)
-        ]
-        worker._lookup_key_prefixes = tuple(
-            database.store_layout.lookup_key_prefixes(
-                [(rank, 0, 0, 0) for rank in range(num_ranks)]
-            )
-            for database, num_ranks in zip(
-                worker.token_dbs, self.num_ranks, strict=True
-            )
-        )
-        worker._kv_connector_stats_lock = threading.Lock()
-        worker.kv_connector_stats = MooncakeStoreConnectorStats()
-        if junctions:
-            worker.counters = JunctionCounters()
-            worker._answers = None
-            worker._lookup_plan = None
-        return worker
+        """Build a worker that looks up in one phase."""
+        return build_worker(cls, self.layout, store, self.num_ranks, self.partial_hits)
 
     def plan(self, worker: Any, batches: Batches) -> LookupPlan:
         return LookupPlan(worker.coord, worker._lookup_key_prefixes, batches)
@@ -205,11 +151,12 @@ def _random_lookup_layout(rng: random.Random) -> LookupLayout:
 
 
 def _may_be_partial(layout: Layout) -> bool:
-    """Whether core could let hits of this layout land on hash units."""
-    return layout.scheduler_block_tokens > layout.hash_tokens and not any(
-        group.window_tokens and group.block_tokens != layout.hash_tokens
-        for group in layout.groups
-    )
+    """Whether hits of this layout could land on hash units.
+
+    Core lets them only where windows are as fine as that; the store's coordinator
+    takes what it is told.
+    """
+    return layout.scheduler_block_tokens > layout.hash_tokens
 
 
 def _random_layout(rng: random.Random) -> Layout:
@@ -253,7 +200,9 @@ class Contents:
         self._layout = layout
         self._rng = rng
         self._num_units = num_tokens // layout.layout.hash_tokens
-        self._coord = layout.coordinator(JunctionStoreCoordinator)
+        self._coord = build_coordinator(
+            JunctionStoreCoordinator, layout.layout, layout.partial_hits
+        )
         self.saved: set[tuple[int, int, int]] = set()
 
     def save(self, share: float, num_junctions: int) -> None:

@@ -32,6 +32,7 @@ def test_a_lookup_finds_what_stock_finds(case: LookupCase) -> None:
     assert found.tail_key_boundaries == expected.tail_key_boundaries
     assert getattr(found, "junctions", ()) == getattr(one_phase, "junctions", ())
     first, second = reports
+    assert (first.error, second.error) == (None, None)
     assert second.longest_hit_length == first.longest_hit_length
     assert second.outcome == first.outcome
     assert (second.num_keys, second.num_rpcs) == (store.num_keys, store.num_rpcs)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     StoreSpecGroup,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import PoolKey
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -44,7 +45,7 @@ class Batches:
     full_growth: int = 8
     evidence: int = 64
     evidence_growth: int = 8
-    tail_growth: int = 4
+    tail_growth: int = 8
 
 
 class FullGroup(NamedTuple):
@@ -84,7 +85,11 @@ class LookupPlan:
         if reason := unknown_group(coord):
             raise ValueError(reason)
         self.coord = coord
-        self.key_prefixes = key_prefixes
+        # A key is a stem and a hash.
+        self.key_stems = [
+            tuple(PoolKey.build_key_string(prefix, "") for prefix in prefixes)
+            for prefixes in key_prefixes
+        ]
         self.batches = batches
         self.hash_tokens = coord.hash_block_size
         self.full_groups: list[FullGroup] = []
@@ -102,6 +107,7 @@ class LookupPlan:
             search_groups.append(
                 group._replace(manager_cls=cast(Any, _TailSearch(group, tail)))
             )
+        self.skips_positions = _may_skip_positions(coord, self.tails)
         # The coordinator as it is, but for how it searches in sparse groups.
         self.search = copy.copy(coord)
         self.search.attention_groups = search_groups
@@ -133,11 +139,35 @@ class LookupPlan:
     def last_round(self, num_units: int) -> int:
         """Return the number of the batch of tails that leaves nothing to ask."""
         num_positions = num_units * self.hash_tokens // self.coord.align_unit
-        last = 2 if self.tails else 0
+        last = 4 if self.tails else 0
         while self.tails and num_positions > 1:
             num_positions //= self.batches.tail_growth
             last += 1
         return last
+
+
+def _may_skip_positions(coord: JunctionStoreCoordinator, tails: list[Tail]) -> bool:
+    """Whether the joint hit is the highest position at which every tail is complete.
+
+    Then a search may pass over positions that another group cannot use. Not so with
+    the EAGLE drop in several sparse groups, or where a window cut off at the first
+    token is involved: there vLLM's result depends on where each search ended. Nor
+    where a position of one group can lie inside a block of another.
+    """
+    eagle = [tail for tail in tails if coord.eagle_group_ids & set(tail.group_ids)]
+    shapes = [tail.shape for tail in tails]
+    return (
+        len(eagle) <= 1
+        and all(
+            tail.shape.step == 1 or tail.shape.num_blocks[False] <= tail.shape.step
+            for tail in eagle
+        )
+        and all(
+            one.step * one.block_tokens % other.block_tokens == 0
+            for one in shapes
+            for other in shapes
+        )
+    )
 
 
 def unknown_group(coord: JunctionStoreCoordinator) -> str | None:

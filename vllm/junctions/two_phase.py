@@ -22,13 +22,13 @@ Block hashes go through vLLM's search as numbers of hash units (0, 1, ...), so a
 is read and written in hexadecimal only for a key that is asked for.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     ExternalCachedBlockPool,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import PoolKey
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from vllm.junctions.errors import JunctionsError
@@ -54,6 +54,20 @@ class Wanted(NamedTuple):
     group_id: int
     units: Sequence[int]
     all_ranks: bool = True
+
+
+class Sweep(NamedTuple):
+    """What is known of candidates, from one on down.
+
+    Attributes:
+        alive: Whether nothing speaks against it.
+        touched: Whether a block of its tail is there.
+        others_touched: Whether one is of each other sparse group's tail.
+    """
+
+    alive: np.ndarray
+    touched: np.ndarray
+    others_touched: np.ndarray
 
 
 class AskingPool(ExternalCachedBlockPool):
@@ -83,14 +97,17 @@ class AskingPool(ExternalCachedBlockPool):
         )
         # What stock would not ask for is absent: nothing beyond these units.
         self.units = range(self._num_units)
-        self._states = [bytearray(self._num_units) for _ in plan.key_prefixes]
+        self._states = [bytearray(self._num_units) for _ in plan.key_stems]
+        self._state_arrays = [np.frombuffer(one, np.uint8) for one in self._states]
         self._names: dict[int, str] = {}
         self._full_units = 0
         self._round = 0
         self._last_round = plan.last_round(self._num_units)
         self._reach_tokens = 0
-        self._present = [self._present_block] * len(plan.key_prefixes)
+        self._present = [self._present_block] * len(plan.key_stems)
         self.lagging_group: int | None = None
+        # Off where the reach of each sparse group is asked for.
+        self.skips_positions = plan.skips_positions
 
     # What vLLM's search and the stock worker read
 
@@ -149,31 +166,48 @@ class AskingPool(ExternalCachedBlockPool):
     def _ask(self, *wanted: Wanted) -> None:
         """Ask the store for those blocks that are not known yet, in one call."""
         keys: list[str] = []
-        asked: list[tuple[bytearray, int, int, int]] = []
+        asked: list[tuple[bytearray, list[int], int, int]] = []
         for group_id, units, all_ranks in wanted:
             states = self._states[group_id]
-            prefixes = self._plan.key_prefixes[group_id]
-            done = _PRESENT if all_ranks or len(prefixes) == 1 else _FIRST
-            for unit in units:
-                state = states[unit]
-                if state >= _ABSENT or (state == _FIRST and not all_ranks):
+            stems = self._plan.key_stems[group_id]
+            # Where the first rank's answer is known, the others' are asked for.
+            for state in (_UNKNOWN, _FIRST) if all_ranks else (_UNKNOWN,):
+                open_units = [unit for unit in units if states[unit] == state]
+                if not open_units:
                     continue
-                part = prefixes[state:] if all_ranks else prefixes[:1]
-                name = self._name(unit)
-                keys += [PoolKey.build_key_string(prefix, name) for prefix in part]
-                states[unit] = _ASKED
-                asked.append((states, unit, len(part), done))
+                part = stems[state:] if all_ranks else stems[:1]
+                done = _PRESENT if all_ranks or len(stems) == 1 else _FIRST
+                names = self._names_of(open_units)
+                for stem in part:
+                    keys += [stem + name for name in names]
+                for unit in open_units:
+                    states[unit] = _ASKED
+                asked.append((states, open_units, len(part), done))
         if keys:
-            answers = iter(self._ask_store(keys))
-            for states, unit, count, done in asked:
-                found = [next(answers) == 1 for _ in range(count)]
-                states[unit] = done if all(found) else _ABSENT
+            self._learn(asked, self._ask_store(keys))
 
-    def _name(self, unit: int) -> str:
-        name = self._names.get(unit)
-        if name is None:
-            name = self._names[unit] = self._block_hashes[unit].hex()
-        return name
+    def _learn(
+        self,
+        asked: list[tuple[bytearray, list[int], int, int]],
+        answers: Sequence[int],
+    ) -> None:
+        start = 0
+        for states, units, num_ranks, done in asked:
+            for _ in range(num_ranks):
+                end = start + len(units)
+                for unit, answer in zip(units, answers[start:end], strict=True):
+                    if answer != 1:
+                        states[unit] = _ABSENT
+                    elif states[unit] == _ASKED:
+                        states[unit] = done
+                start = end
+
+    def _names_of(self, units: list[int]) -> list[str]:
+        names, block_hashes = self._names, self._block_hashes
+        for unit in units:
+            if unit not in names:
+                names[unit] = block_hashes[unit].hex()
+        return [names[unit] for unit in units]
 
     # Full attention
 
@@ -215,22 +249,86 @@ class AskingPool(ExternalCachedBlockPool):
             drop: Whether the last matched block is dropped.
         """
         self._reach_tokens = max(self._reach_tokens, max_length)
-        top = candidate = self._highest_candidate(tail, max_length, drop)
+        top = self._highest_candidate(tail, max_length, drop)
         length = 0
-        while tail.shape.hit_tokens(candidate, drop) > 0:
+        candidate = self._next_alive(tail, top, drop)
+        while candidate is not None:
             first, end = tail.shape.window(candidate, drop)
             windows = self._windows(tail, first, end)
-            absent = _lowest(windows, _ABSENT)
-            if absent is not None:
-                candidate = tail.shape.highest(first + absent, drop)
-            elif all(window.count(_PRESENT) == end - first for window in windows):
+            if all(window.count(_PRESENT) == end - first for window in windows):
                 length = tail.shape.hit_tokens(candidate, drop)
                 break
-            else:
-                self._ask_tails(tail, candidate, drop)
+            self._ask_tails(tail, candidate, drop)
+            candidate = self._next_alive(tail, candidate, drop)
         if length < tail.shape.hit_tokens(top, drop):
             self.lagging_group = tail.group_ids[0]
         return length
+
+    def _next_alive(self, tail: Tail, candidate: int, drop: bool) -> int | None:
+        """Return the highest candidate from one on down that nothing speaks against."""
+        if tail.shape.hit_tokens(candidate, drop) == 0:
+            return None
+        if self._is_alive(tail, candidate, drop):
+            return candidate
+        alive = np.flatnonzero(self._sweep(tail, candidate, drop).alive)
+        if len(alive) == 0:
+            return None
+        return candidate - int(alive[0]) * tail.shape.step
+
+    def _is_alive(self, tail: Tail, candidate: int, drop: bool) -> bool:
+        windows = self._windows(tail, *tail.shape.window(candidate, drop))
+        if self.skips_positions:
+            position = tail.shape.position(candidate, drop)
+            for other in self._plan.tails:
+                if other is not tail:
+                    windows += self._windows(other, *other.shape.blocks_at(position))
+        return not any(_ABSENT in window for window in windows)
+
+    def _sweep(self, tail: Tail, candidate: int, drop: bool) -> Sweep:
+        """Return what is known of each candidate from one on down that gives a hit."""
+        step = tail.shape.step
+        count = max(candidate // step + 1, 0)
+        while count and not tail.shape.hit_tokens(candidate - (count - 1) * step, drop):
+            count -= 1
+        need = tail.shape.num_blocks[drop]
+        known = self._known(tail, candidate + 1 - need, need, step, count)
+        alive, touched = ~_has(known, _ABSENT), _has(known, _PRESENT, _FIRST)
+        others_touched = np.ones(count, bool)
+        end = tail.shape.position(candidate, drop)
+        for other in self._plan.tails:
+            if other is not tail:
+                block_tokens, drops = other.shape.block_tokens, other.shape.drops
+                need = other.shape.num_blocks[False]
+                known = self._known(
+                    other,
+                    end // block_tokens - need,
+                    need + drops,
+                    step * tail.shape.block_tokens // block_tokens,
+                    count,
+                )
+                others_touched &= _has(known, _PRESENT, _FIRST)
+                if self.skips_positions:
+                    alive &= ~_has(known, _ABSENT)
+        return Sweep(alive, touched, others_touched)
+
+    def _known(
+        self, tail: Tail, first: int, length: int, step: int, count: int
+    ) -> list[np.ndarray]:
+        """Return what is known of windows at equal distances, a row each, downwards.
+
+        Blocks before the first and past the last count as neither there nor absent.
+        """
+        units = tail.units_per_block
+        rows = (first + 1) * units - 1 - np.arange(count)[:, None] * (step * units)
+        index = rows + np.arange(length) * units
+        outside = (index < 0) | (index >= self._num_units)
+        index[outside] = 0
+        found = []
+        for group_id in tail.group_ids:
+            states = self._state_arrays[group_id][index]
+            states[outside] = _ASKED
+            found.append(states)
+        return found
 
     def _highest_candidate(self, tail: Tail, max_length: int, drop: bool) -> int:
         num_blocks = min(
@@ -259,35 +357,60 @@ class AskingPool(ExternalCachedBlockPool):
     def _evidence(self, tail: Tail, candidate: int, drop: bool) -> list[Wanted]:
         """Return one key for each of the next candidates that may be complete.
 
-        Where evidence is there already, the whole tail, for a few of them. Both
-        numbers grow from batch to batch; few tails are asked for while there are
-        enough candidates that may be complete.
+        Where evidence is there already, the whole tail and evidence of the other
+        groups, where that is there as well, all tails; and nothing further down until
+        these are known. Both numbers grow from batch to batch.
         """
         batches = self._plan.batches
         num_positions = batches.evidence * batches.evidence_growth**self._round
         num_tails = batches.tail_growth**self._round
-        wanted: list[Wanted] = []
+        sweep = self._sweep(tail, candidate, drop)
+        alive = np.flatnonzero(sweep.alive)
+        touched = sweep.touched[alive]
+        changes = np.flatnonzero(touched != touched[:1])
+        alive = alive[: changes[0]] if len(changes) else alive
+        if len(touched) and touched[0]:
+            return [
+                wanted
+                for index in alive[:num_tails].tolist()
+                for wanted in self._tails_below(
+                    tail,
+                    candidate - index * tail.shape.step,
+                    drop,
+                    sweep.others_touched[index],
+                )
+            ]
         evidence: list[int] = []
-        while num_positions > 0 and tail.shape.hit_tokens(candidate, drop) > 0:
-            num_positions -= 1
-            first, end = tail.shape.window(candidate, drop)
-            windows = self._windows(tail, first, end)
-            lowest = _lowest(windows, _ABSENT)
-            if lowest is None and any(
-                _PRESENT in window or _FIRST in window for window in windows
-            ):
-                wanted += self._blocks(tail, first, end)
-                candidate -= tail.shape.step
-                num_tails -= 1
-                if num_tails == 0:
-                    break
+        below = candidate + 1
+        for index in alive.tolist():
+            one = candidate - index * tail.shape.step
+            if one >= below:
+                # Disproved as well, if the evidence before is absent.
                 continue
-            if lowest is None:
-                lowest = 0
-                evidence.append((first + 1) * tail.units_per_block - 1)
-            # If the evidence is absent, so is every position that needs it.
-            candidate = tail.shape.highest(first + lowest, drop)
-        return [*wanted, Wanted(tail.group_ids[0], evidence, all_ranks=False)]
+            below, _ = tail.shape.window(one, drop)
+            evidence.append((below + 1) * tail.units_per_block - 1)
+            if len(evidence) == num_positions:
+                break
+        return [Wanted(tail.group_ids[0], evidence, all_ranks=False)]
+
+    def _tails_below(
+        self, tail: Tail, candidate: int, drop: bool, all_groups: bool
+    ) -> list[Wanted]:
+        position = tail.shape.position(candidate, drop)
+        if all_groups:
+            return self._tails_at(position)
+        wanted = self._blocks(tail, *tail.shape.window(candidate, drop))
+        return wanted + self._evidence_of_others(tail, position)
+
+    def _evidence_of_others(self, tail: Tail, position: int) -> list[Wanted]:
+        """Return one key at a position for each other sparse group."""
+        wanted = []
+        for other in self._plan.tails:
+            first, _ = other.shape.blocks_at(position)
+            unit = (first + 1) * other.units_per_block - 1
+            if other is not tail and unit < self._num_units:
+                wanted.append(Wanted(other.group_ids[0], [unit], all_ranks=False))
+        return wanted
 
     def _tails_at(self, position: int) -> list[Wanted]:
         """Return the tails of all sparse groups at one position."""
@@ -326,12 +449,13 @@ class AskingPool(ExternalCachedBlockPool):
         return max(position, 0)
 
 
-def _lowest(windows: Iterable[bytearray], state: int) -> int | None:
-    """Return the lowest index that has this state in any of the windows."""
-    return min(
-        (index for window in windows if (index := window.find(state)) >= 0),
-        default=None,
-    )
+def _has(known: list[np.ndarray], *states: int) -> np.ndarray:
+    """Return for each row whether any group has any of the states there."""
+    found = np.zeros(len(known[0]), bool)
+    for one in known:
+        for state in states:
+            found |= (one == state).any(axis=1)
+    return found
 
 
 class Findings(NamedTuple):
@@ -384,6 +508,7 @@ def look_up(
         _, hit_length = coord.find_longest_cache_hit(units, usable_tokens, pool)
     pool.ask_last_keys(hit_length)
     lagging_group = pool.lagging_group
+    pool.skips_positions = False
     longest = coord.longest_group_hit(units, usable_tokens, pool)
     if longest <= hit_length:
         lagging_group = None
