@@ -25,8 +25,8 @@ _START_SECONDS = 600.0
 _REST_SECONDS = 180.0
 # Longer than the watching threads take to report twice.
 _SETTLE_SECONDS = 1.2
-# What a new process gains in its first minutes is no growth.
-WARM_UP_SECONDS = 120.0
+# What a new process gains while caches and the store fill is no growth.
+WARM_UP_SECONDS = 240.0
 _WEIGHTS_SEED = 1
 MAX_MODEL_TOKENS = 3072
 _SMALL_CACHES = (
@@ -40,6 +40,9 @@ _SEGMENT_BYTES = 16 << 20
 _BUFFER_BYTES = 32 << 20
 # Short enough for a small store to evict, and for a dead instance's segment to go.
 _MASTER_ARGS = ("--client_ttl=10", "--default_kv_lease_ttl=5000")
+# oneDNN keeps a primitive for each number of tokens a step ever had, by default up to
+# 1024 of them: hundreds of MiB, in which a leak would not be seen.
+_FEW_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
 _COUNTERS = {
     "vllm:prefix_cache_queries": "prompt_tokens",
     "vllm:prefix_cache_hits": "local_hit_tokens",
@@ -130,7 +133,10 @@ class Instance:
         self._gate.clear()
 
     async def enter(self) -> None:
-        await self._gate.wait()
+        """Wait for the gate; every ``enter`` needs a ``leave``."""
+        # Between its opening and our turn it may have been closed again.
+        while not self.is_open:
+            await self._gate.wait()
         self._num_active += 1
         self._idle.clear()
 
@@ -263,10 +269,9 @@ class Fleet:
         self._model_args = self._model.write(self._work_dir, _WEIGHTS_SEED)
         self._exits.enter_context(self.master)
         self._config = self.master.write_client_config(_SEGMENT_BYTES, _BUFFER_BYTES)
-        self.cold = self._cold_server("cold")
-        self._exits.callback(self.cold.stop)
+        self.cold = Instance("cold", self._make_cold_server)
         self.instances = [Instance(name, self._make_server) for name in ("one", "two")]
-        for instance in self.instances:
+        for instance in (self.cold, *self.instances):
             self._exits.callback(_stop, instance)
         return self
 
@@ -278,11 +283,12 @@ class Fleet:
     ) -> None:
         self._exits.close()
 
-    def _cold_server(self, name: str) -> VllmServer:
+    def _make_cold_server(self, name: str) -> VllmServer:
         return VllmServer(
             self._model_args,
             self._work_dir / name,
             server_args=(*_SMALL_CACHES, "--no-enable-prefix-caching"),
+            env=_FEW_PRIMITIVES,
         )
 
     def _make_server(self, name: str) -> VllmServer:
@@ -298,17 +304,18 @@ class Fleet:
             junctions=self._junctions,
             kv_transfer_config={"kv_load_failure_policy": "recompute"},
             server_args=_SMALL_CACHES,
-            env={**plugin, watch.DIRECTORY_VARIABLE: str(work_dir / "watch")},
+            env={
+                **plugin,
+                **_FEW_PRIMITIVES,
+                watch.DIRECTORY_VARIABLE: str(work_dir / "watch"),
+            },
         )
 
     async def start(self, http: httpx.AsyncClient) -> None:
-        self.cold.start(wait=False)
-        for instance in self.instances:
+        for instance in (self.cold, *self.instances):
             instance.start()
-        for instance in self.instances:
+        for instance in (self.cold, *self.instances):
             await instance.wait_ready(http)
-        while not await _is_healthy(http, self.cold.base_url):
-            await asyncio.sleep(0.5)
 
     async def measure(self, http: httpx.AsyncClient) -> None:
         for instance in self.instances:

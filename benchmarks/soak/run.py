@@ -239,7 +239,7 @@ class Soak:
     async def _check(self, answer: Answer) -> None:
         cold = self._fleet.cold
         body = cold_body(cold.model, answer.prompt, answer.token_ids)
-        reply = await self._http.post(f"{cold.base_url}/v1/completions", json=body)
+        reply = await self._http.post(f"{cold.url}/v1/completions", json=body)
         reply.raise_for_status()
         candidates = cold_candidates(reply, len(answer.token_ids))
         error = logprob_error(answer.token_ids, answer.logprobs, candidates)
