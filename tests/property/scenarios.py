@@ -276,7 +276,7 @@ def rough_scenarios(draw: st.DrawFn) -> Scenario:
     indices = st.integers(0, len(prompts) - 1)
     max_tokens = st.sampled_from([1, 2, layout.scheduler_block_tokens + 1])
     group = st.one_of(st.none(), st.integers(0, len(layout.groups) - 1))
-    event = st.one_of(
+    events = [
         st.builds(Serve, engines, indices, max_tokens),
         st.builds(Start, engines, indices, max_tokens),
         st.builds(Start, engines, indices, max_tokens),
@@ -286,8 +286,13 @@ def rough_scenarios(draw: st.DrawFn) -> Scenario:
         st.builds(HoldSaves, engines),
         st.builds(ReleaseSaves, engines),
         st.builds(EvictFromStore, group, st.integers(1, 3)),
-        st.builds(FailGets, st.integers(0, len(layout.groups) - 1), st.integers(1, 3)),
-    )
+    ]
+    # With a single group, vLLM itself can leave a request waiting for ever after a
+    # failed load; see "Known limits" in the README.
+    if len(layout.groups) > 1:
+        groups = st.integers(0, len(layout.groups) - 1)
+        events.append(st.builds(FailGets, groups, st.integers(1, 3)))
+    event = st.one_of(events)
     longest = max(len(prompt) for prompt in prompts)
     enough = blocks_for(layout, longest + layout.scheduler_block_tokens + 1)
     num_blocks = enough + draw(st.integers(0, enough))
