@@ -254,6 +254,8 @@ class BoxEngine:
             yield
         finally:
             self._lookups.release()
+            # And before its saves: what a lookup sees must not be chance either.
+            self._wait_for_lookups()
 
     def _connector_output(self, output: SchedulerOutput) -> KVConnectorOutput:
         results = self.worker.get_transfer_results(output.finished_req_ids)
@@ -304,6 +306,9 @@ class BoxEngine:
             _drain(worker.kv_send_thread.request_queue)
         if not self.loads.held:
             _drain(worker.recv_request_queue)
+        self._wait_for_lookups()
+
+    def _wait_for_lookups(self) -> None:
         for future in list(self._lookup_client().futures.values()):
             # The outcome belongs to the scheduler; here only the time matters.
             with contextlib.suppress(Exception):
