@@ -8,6 +8,7 @@ TRACE=path`` runs it.
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -184,6 +185,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     try:
         run(args, Console())
     except (TraceError, ValueError) as error:

@@ -6,4 +6,3 @@ import os
 # Read when vLLM is imported, so before any module of this package imports it. A
 # source tree without a distribution cannot tell which device it is for.
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -38,7 +38,7 @@ def test_a_layout_of_which_nothing_is_proved_keeps_one_phase_and_says_so(
     specs, reason, caplog
 ):
     coord = coordinator(groups(specs), hash_block_size=32)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "vllm.junctions.lookup_plan"):
         assert plan_lookups(coord, _prefixes(coord)) is None
     assert reason in caplog.text
     with pytest.raises(ValueError, match=reason):
