@@ -3,7 +3,7 @@
 
 import random
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -17,8 +17,8 @@ class Answer:
 
     token_ids: list[int]
     logprobs: list[float]
-    local_hit_tokens: int
-    store_hit_tokens: int
+    local_hit_tokens: int = 0
+    store_hit_tokens: int = 0
 
 
 def random_prompts(seed: str, shared_tokens: int, *tail_tokens: int) -> list[list[int]]:
@@ -43,6 +43,22 @@ def ask(
     """
     probe = ServerUnderProbe(server.base_url)
     before = probe.counters()
+    answer = complete(server, prompt, max_tokens, cache_salt)
+    local, store = probe.hits_since(before, len(prompt))
+    return replace(answer, local_hit_tokens=local, store_hit_tokens=store)
+
+
+def complete(
+    server: VllmServer,
+    prompt: list[int],
+    max_tokens: int = 8,
+    cache_salt: str | None = None,
+) -> Answer:
+    """Send a prompt; return its answer, whose hits stay 0.
+
+    For requests that are looked up more than once: the server's counters then count
+    every time, so what was hit in the end cannot be told.
+    """
     reply = httpx.post(
         f"{server.base_url}/v1/completions",
         json={
@@ -61,10 +77,7 @@ def ask(
     )
     reply.raise_for_status()
     choice = reply.json()["choices"][0]
-    local, store = probe.hits_since(before, len(prompt))
-    return Answer(
-        choice["token_ids"], choice["logprobs"]["token_logprobs"], local, store
-    )
+    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
 
 def ask_cold(server: VllmServer, prompt: list[int], max_tokens: int = 8) -> Answer:

@@ -20,6 +20,7 @@ from tests.e2e.client import (
     Answer,
     ask,
     ask_cold,
+    complete,
     random_prompts,
     reset_local_cache,
 )
@@ -78,11 +79,10 @@ def test_an_instance_killed_while_another_loads_from_it(pair) -> None:
     # Stopped, it delivers nothing: the load is under way until the kill ends it.
     os.killpg(one.process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as executor:
-        loading = executor.submit(ask, two, c)
+        loading = executor.submit(complete, two, c)
         _wait_until_loading(two)
         one.process.kill()
         answer = loading.result(timeout=200)
-    assert answer.store_hit_tokens == 0
     assert _same(answer, ask_cold(two, c))
     # C's prefix is cached locally by now; a sibling is right as well.
     assert _same(ask(two, d), ask_cold(two, d))
@@ -101,7 +101,7 @@ def test_a_master_that_dies_and_comes_back(pair, master: MooncakeMaster) -> None
 
     master.start()
     for attempt in range(30):
-        (prompt,) = random_prompts(f"back {attempt}", 1000)
+        (prompt,) = random_prompts(f"back {attempt}", 900, 100)
         stored = ask(server, prompt)
         reset_local_cache(server)
         again = ask(server, prompt)

@@ -348,6 +348,7 @@ def test_14_a_sharded_state_counts_only_with_every_shard(tp_size: int) -> None:
             worker._compute_group_tp_replication_factors()
         )
         worker._init_lookup_key_prefixes()
+        worker._plan_lookups()
 
         assert worker._group_tp_replication_factors == (tp_size, 1)
         assert engine.serve(prompts[2], "C").store_hit_tokens == 0

@@ -231,9 +231,11 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         Source: extends ``MooncakeStoreScheduler.update_connector_output``.
         """
         super().update_connector_output(connector_output)
-        failed = set(connector_output.failed_recving)
-        if connector_output.invalid_block_ids:
-            failed |= self._loading_into(connector_output.invalid_block_ids)
+        # vLLM's own suites hand in outputs that lack whatever they don't look at.
+        failed = set(getattr(connector_output, "failed_recving", ()))
+        invalid_block_ids = getattr(connector_output, "invalid_block_ids", ())
+        if invalid_block_ids:
+            failed |= self._loading_into(invalid_block_ids)
         for req_id in failed:
             self._load_failures.add(req_id)
             self.client.counters.add_fault(

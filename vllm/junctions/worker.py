@@ -63,20 +63,24 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     _probe: StoreProbe | None = None
     # The existence answers of the last lookup, if one call gave them all.
     _all_answers: ExternalCachedBlockPool | None = None
+    # How lookups ask the store in two phases; None: all at once, as stock does. Also
+    # a worker whose constructor never ran looks up: in vLLM's own tests, whose stores
+    # answer by a key's place in stock's one call.
+    _lookup_plan: LookupPlan | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         # Read by the lookup thread, which the stock constructor starts.
         self._answers: ExternalCachedBlockPool | None = None
-        self._lookup_plan: LookupPlan | None = None
         with substituted(
             STORE_WORKER,
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
             LookupKeyServer=JunctionLookupServer,
         ):
             super().__init__(vllm_config, kv_cache_config)
+        if not self._capacity_only:
+            self._plan_lookups()
 
-    def _init_lookup_key_prefixes(self) -> None:
-        super()._init_lookup_key_prefixes()
+    def _plan_lookups(self) -> None:
         self._lookup_plan = plan_lookups(self.coord, self._lookup_key_prefixes)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
