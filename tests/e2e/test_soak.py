@@ -49,8 +49,11 @@ def test_the_rule_tells_one_wrong_block_from_right_ones(
     trio, shared_master, monkeypatch
 ):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
+    # What a wrong block in a window changes is passed on from layer to layer, and
+    # weaker with each token: a soak's tails are 1 to 220 tokens, most hits have both.
+    short, any_tail = range(10, 90, 10), range(10, 200, 16)
     a, b, *siblings = random_prompts(
-        "soak-rule", _JUNCTION + 8, 700, 600, *(10 + 20 * (i % 10) for i in range(20))
+        "soak-rule", _JUNCTION + 8, 700, 600, *any_tail, *reversed(short)
     )
     for prompt in (a, b):
         ask(trio["one"], prompt)
@@ -77,8 +80,8 @@ def test_the_rule_tells_one_wrong_block_from_right_ones(
                 wrong[f"group {group}, block {place}"] = error
     right = [_error_of(trio["two"], trio["cold"], sibling) for sibling in siblings]
     print(f"errors with right KV: {right}; with one wrong block: {wrong}")
-    assert max(right) < LOGPROB_TOLERANCE / 10
-    assert min(wrong.values()) > LOGPROB_TOLERANCE * 10
+    assert max(right) < LOGPROB_TOLERANCE / 4
+    assert min(wrong.values()) > LOGPROB_TOLERANCE * 4
 
 
 def _start(json_path: Path, *args: str) -> subprocess.Popen[str]:

@@ -28,7 +28,7 @@ class TestLogprobError:
 
     def test_a_near_tie_that_fell_the_other_way_is_small(self):
         cold = [_candidates((7, -0.70002), (8, -0.70001))]
-        assert logprob_error([7], [-0.70002], cold) < LOGPROB_TOLERANCE
+        assert logprob_error([7], [-0.700002], cold) < LOGPROB_TOLERANCE
 
     def test_a_token_that_the_cold_server_would_not_choose_shows(self):
         cold = [_candidates((7, -0.9), (8, -0.5))]
