@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from benchmarks.testbed.box import Box, EngineOptions, Layout, WrongKV
+from benchmarks.testbed.box import Box, EngineOptions, Group, Layout, Stuck, WrongKV
 from tests.engine.layouts import FULL_SWA, SPARSE_LAYOUTS, Tokens, siblings
 
 all_layouts = pytest.mark.parametrize(
@@ -79,3 +79,32 @@ def test_closing_leaves_no_thread_behind() -> None:
         assert len(threading.enumerate()) > len(before)
 
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("side", ["stock", "on"])
+def test_loaded_requests_that_wait_for_each_others_memory_are_told_apart(side) -> None:
+    """vLLM's own deadlock (README, Known limits): aborting one frees the other."""
+    layout = Layout(
+        (Group("full", 2), Group("swa", 4, 2), Group("swa", 4, 10), Group("full", 2)),
+        hash_tokens=2,
+    )
+    prompt = Tokens()(21)
+    options = EngineOptions(
+        side=side, num_blocks=51, max_batched_tokens=4, max_requests=4
+    )
+    with Box(layout, options) as box:
+        box.engine().serve(prompt, "first")
+        reader = box.engine()
+        reader.add(prompt, "one")
+        reader.add(prompt, "other")
+        with pytest.raises(Stuck):
+            reader.run()
+        assert reader.waits_for_memory
+
+        reader.abort_last()
+        reader.run()
+
+        assert not reader.waits_for_memory
+        assert reader.served["one"].store_hit_tokens == 20
+        assert reader.served["one"].finish_reason == "length"
+        assert box.faults() == []

@@ -63,8 +63,10 @@ class ReuseModel:
             for group_id in range(len(self._layout.groups))
         )
 
-    def proofs_last(self, position: int, chunk_ends: list[int]) -> bool:
-        """Whether every proof block at a position is still there when it is saved.
+    def proofs_lost(
+        self, position: int, chunk_ends: list[int]
+    ) -> list[tuple[int, int]]:
+        """Return ``(group id, block end)`` of proof blocks that are gone when due.
 
         vLLM saves whole scheduler blocks. A window that is shorter than one can move
         on between the chunk that computes a proof block and the chunk that completes
@@ -73,11 +75,30 @@ class ReuseModel:
         floor = position // self.block_tokens * self.block_tokens
         due = floor + self.block_tokens
         start = max((end for end in chunk_ends if end < due), default=0)
-        return all(
-            start - group.window_tokens + 1 < floor + group.block_tokens
+        return [
+            (group_id, end)
+            for group_id, end in self._proofs(floor)
+            if start - self._layout.groups[group_id].window_tokens + 1 >= end
+        ]
+
+    def proofs_of_nothing(self) -> list[tuple[int, int]]:
+        """Return the proof blocks of the empty prefix: stored, and of no use.
+
+        A request of one scheduler block and a bit stores them as the lower of its
+        replay tails, unless it hit something: then it does not compute them.
+        """
+        return list(self._proofs(0))
+
+    def _proofs(self, floor: int) -> Iterable[tuple[int, int]]:
+        return (
+            (group_id, floor + group.block_tokens)
             for group_id, group in enumerate(self._layout.groups)
             if group.window_tokens and self.proof_tokens(group_id)
         )
+
+    def proofs_last(self, position: int, chunk_ends: list[int]) -> bool:
+        """Whether every proof block at a position is still there when it is saved."""
+        return not self.proofs_lost(position, chunk_ends)
 
     def found_by_vllm(self, position: int) -> bool:
         """Whether vLLM's search finds a position that is usable.

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.testbed.box import environment
@@ -367,6 +367,33 @@ class BoxEngine:
         scheduler.set_pause_state(PauseState.PAUSED_NEW)
         self.step()
         scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """Whether requests wait for blocks that only other waiting requests hold.
+
+        vLLM preempts running requests; one whose load has ended, but that waits for
+        a block to run, keeps what it holds. Two of them can wait for each other.
+        """
+        scheduler = self.scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        holders = [
+            request_id
+            for request_id, request in scheduler.requests.items()
+            if request.num_computed_tokens and not request.is_finished()
+        ]
+        room = len(self.layout.groups)
+        return (
+            not scheduler.running
+            and len(holders) > 1
+            and pool.get_num_free_blocks() < 2 * room
+        )
+
+    def abort_last(self) -> None:
+        """Abort the request that came last, as its client would."""
+        request_id = list(self.scheduler.requests)[-1]
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self.served[request_id].finish_reason = "abort"
 
     def reset_local_cache(self) -> None:
         """Forget the local cache, as a fresh instance would have none.

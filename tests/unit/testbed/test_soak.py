@@ -27,7 +27,7 @@ class TestLogprobError:
         assert logprob_error([7, 9], [-0.25, -1.0], cold) == 0.0
 
     def test_a_near_tie_that_fell_the_other_way_is_small(self):
-        cold = [_candidates((7, -0.70002), (8, -0.70001))]
+        cold = [_candidates((7, -0.700002), (8, -0.700001))]
         assert logprob_error([7], [-0.700002], cold) < LOGPROB_TOLERANCE
 
     def test_a_token_that_the_cold_server_would_not_choose_shows(self):
