@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real stores and real servers, started once for all tests that share them."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+
+
+_SERVERS = pytest.StashKey[list[VllmServer]]()
+_TELLING = re.compile(r"\b(?:WARNING|ERROR)\b|^E\d{4} |Traceback|Error\b")
+_LINES_SHOWN = 12
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure, show what the servers complained about last."""
+    report = yield
+    if report.failed:
+        for server in item.config.stash.get(_SERVERS, []):
+            if server.process is not None:
+                lines = [
+                    one for one in server.log().splitlines() if _TELLING.search(one)
+                ]
+                text = "\n".join(lines[-_LINES_SHOWN:])
+                report.sections.append((f"server on port {server.port}", text))
+    return report
 
 
 # A server that ends leaves its segment in the master's books for a while, and puts
@@ -45,9 +68,9 @@ ServerMaker = Callable[..., VllmServer]
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory) -> Iterator[ServerMaker]:
+def make_server(tmp_path_factory, pytestconfig) -> Iterator[ServerMaker]:
     """Makes servers that end with the session; ``start()`` is the caller's."""
-    servers: list[VllmServer] = []
+    servers: list[VllmServer] = pytestconfig.stash.setdefault(_SERVERS, [])
 
     def make(
         model: TinyModel = GEMMA3, weights_seed: int | None = None, **kwargs

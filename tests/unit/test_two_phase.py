@@ -143,3 +143,12 @@ def test_a_store_that_raises_ends_the_lookup(store):
 def test_a_request_without_a_whole_block_asks_nothing(store, num_tokens):
     assert store.look_up(num_tokens) is None
     assert store.calls == []
+
+
+def test_nothing_is_asked_for_that_would_prove_the_empty_prefix():
+    """The one boundary is the prefix's end; EAGLE's drop leaves no hit but 0."""
+    specs = groups([full(256), swa(64, 128)], eagle=[1])
+    store = Store(coordinator(specs, hash_block_size=64))
+    store.save(256, prompt_tokens=256)
+    store.look_up(256)
+    assert {group for call in store.calls for group, _, _ in call} == {0}

@@ -22,7 +22,7 @@ Block hashes go through vLLM's search as numbers of hash units (0, 1, ...), so a
 is read and written in hexadecimal only for a key that is asked for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,28 +32,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from vllm.junctions.errors import JunctionsError
+from vllm.junctions.known_keys import (
+    ABSENT,
+    FIRST,
+    PRESENT,
+    Ask,
+    KnownKeys,
+    Wanted,
+    has,
+)
 from vllm.junctions.lookup_plan import LookupPlan, Tail
-
-# Says for each key whether the store holds it (1) or not.
-Ask = Callable[[list[str]], Sequence[int]]
-
-# What is known of one block of one group: nothing; that the first of several rank
-# namespaces has it; that one has not; that all have; that it is being asked for.
-_UNKNOWN, _FIRST, _ABSENT, _PRESENT, _ASKED = range(5)
-
-
-class Wanted(NamedTuple):
-    """Blocks of one group to ask for.
-
-    Attributes:
-        group_id: The KV-cache group.
-        units: The hash units that the blocks end with, from 0.
-        all_ranks: Whether to ask in all rank namespaces, or in the first only.
-    """
-
-    group_id: int
-    units: Sequence[int]
-    all_ranks: bool = True
 
 
 class Sweep(NamedTuple):
@@ -89,17 +77,13 @@ class AskingPool(ExternalCachedBlockPool):
         super().__init__(plan.hash_tokens)
         self._plan = plan
         self._num_tokens = num_tokens
-        self._block_hashes = block_hashes
-        self._ask_store = ask
         self._num_units = min(
             len(block_hashes),
             plan.coord.align_lookup_length(num_tokens) // plan.hash_tokens,
         )
         # What stock would not ask for is absent: nothing beyond these units.
         self.units = range(self._num_units)
-        self._states = [bytearray(self._num_units) for _ in plan.key_stems]
-        self._state_arrays = [np.frombuffer(one, np.uint8) for one in self._states]
-        self._names: dict[int, str] = {}
+        self._keys = KnownKeys(plan.key_stems, self._num_units, block_hashes, ask)
         self._full_units = 0
         self._round = 0
         self._last_round = plan.last_round(self._num_units)
@@ -116,20 +100,20 @@ class AskingPool(ExternalCachedBlockPool):
     ) -> list[KVCacheBlock] | None:
         """Return a block for each group if all of them have the hash unit."""
         for group_id in group_ids:
-            state = self._states[group_id][block_hash]
-            if state < _ABSENT:
+            state = self._keys.states[group_id][block_hash]
+            if state < ABSENT:
                 self._ask_full_attention(block_hash, group_ids)
-                state = self._states[group_id][block_hash]
-            if state != _PRESENT:
+                state = self._keys.states[group_id][block_hash]
+            if state != PRESENT:
                 return None
         return self._present[: len(group_ids)]
 
     def contains(self, group_id: int, block_hash: Any) -> bool:
         """Return whether a group has a loadable key for this hash unit."""
-        states = self._states[group_id]
-        if states[block_hash] < _ABSENT:
-            self._ask(Wanted(group_id, [block_hash]))
-        return states[block_hash] == _PRESENT
+        states = self._keys.states[group_id]
+        if states[block_hash] < ABSENT:
+            self._keys.ask(Wanted(group_id, [block_hash]))
+        return states[block_hash] == PRESENT
 
     # Asking
 
@@ -147,7 +131,7 @@ class AskingPool(ExternalCachedBlockPool):
             )
             wanted += self._evidence(tail, candidate, tail.shape.drops)
         self._round = 1
-        self._ask(*wanted)
+        self._keys.ask(*wanted)
 
     def ask_last_keys(self, hit_length: int) -> None:
         """Ask for what tells the key of each group's last block of a partial hit."""
@@ -159,63 +143,17 @@ class AskingPool(ExternalCachedBlockPool):
             units = group.spec.block_size // self.hash_block_size
             end = min((unit // units + 1) * units, self._num_units)
             for group_id in group.group_ids:
-                if self._states[group_id][unit] != _PRESENT:
+                if self._keys.states[group_id][unit] != PRESENT:
                     wanted.append(Wanted(group_id, range(unit, end)))
-        self._ask(*wanted)
-
-    def _ask(self, *wanted: Wanted) -> None:
-        """Ask the store for those blocks that are not known yet, in one call."""
-        keys: list[str] = []
-        asked: list[tuple[bytearray, list[int], int, int]] = []
-        for group_id, units, all_ranks in wanted:
-            states = self._states[group_id]
-            stems = self._plan.key_stems[group_id]
-            # Where the first rank's answer is known, the others' are asked for.
-            for state in (_UNKNOWN, _FIRST) if all_ranks else (_UNKNOWN,):
-                open_units = [unit for unit in units if states[unit] == state]
-                if not open_units:
-                    continue
-                part = stems[state:] if all_ranks else stems[:1]
-                done = _PRESENT if all_ranks or len(stems) == 1 else _FIRST
-                names = self._names_of(open_units)
-                for stem in part:
-                    keys += [stem + name for name in names]
-                for unit in open_units:
-                    states[unit] = _ASKED
-                asked.append((states, open_units, len(part), done))
-        if keys:
-            self._learn(asked, self._ask_store(keys))
-
-    def _learn(
-        self,
-        asked: list[tuple[bytearray, list[int], int, int]],
-        answers: Sequence[int],
-    ) -> None:
-        start = 0
-        for states, units, num_ranks, done in asked:
-            for _ in range(num_ranks):
-                end = start + len(units)
-                for unit, answer in zip(units, answers[start:end], strict=True):
-                    if answer != 1:
-                        states[unit] = _ABSENT
-                    elif states[unit] == _ASKED:
-                        states[unit] = done
-                start = end
-
-    def _names_of(self, units: list[int]) -> list[str]:
-        names, block_hashes = self._names, self._block_hashes
-        for unit in units:
-            if unit not in names:
-                names[unit] = block_hashes[unit].hex()
-        return [names[unit] for unit in units]
+        self._keys.ask(*wanted)
 
     # Full attention
 
     def _ask_full_attention(self, unit: int, group_ids: list[int]) -> None:
         while unit >= self._full_units:
-            self._ask(*self._extend_full_attention())
-        if any(self._states[group_id][unit] < _ABSENT for group_id in group_ids):
-            self._ask(*self._inside_block(unit))
+            self._keys.ask(*self._extend_full_attention())
+        if any(self._keys.states[group_id][unit] < ABSENT for group_id in group_ids):
+            self._keys.ask(*self._inside_block(unit))
 
     def _extend_full_attention(self) -> list[Wanted]:
         """Return the next blocks of all full-attention groups, from the front."""
@@ -254,8 +192,8 @@ class AskingPool(ExternalCachedBlockPool):
         candidate = self._next_alive(tail, top, drop)
         while candidate is not None:
             first, end = tail.shape.window(candidate, drop)
-            windows = self._windows(tail, first, end)
-            if all(window.count(_PRESENT) == end - first for window in windows):
+            windows = self._keys.windows(tail, first, end)
+            if all(window.count(PRESENT) == end - first for window in windows):
                 length = tail.shape.hit_tokens(candidate, drop)
                 break
             self._ask_tails(tail, candidate, drop)
@@ -276,13 +214,15 @@ class AskingPool(ExternalCachedBlockPool):
         return candidate - int(alive[0]) * tail.shape.step
 
     def _is_alive(self, tail: Tail, candidate: int, drop: bool) -> bool:
-        windows = self._windows(tail, *tail.shape.window(candidate, drop))
+        windows = self._keys.windows(tail, *tail.shape.window(candidate, drop))
         if self.skips_positions:
             position = tail.shape.position(candidate, drop)
             for other in self._plan.tails:
                 if other is not tail:
-                    windows += self._windows(other, *other.shape.blocks_at(position))
-        return not any(_ABSENT in window for window in windows)
+                    windows += self._keys.windows(
+                        other, *other.shape.blocks_at(position)
+                    )
+        return not any(ABSENT in window for window in windows)
 
     def _sweep(self, tail: Tail, candidate: int, drop: bool) -> Sweep:
         """Return what is known of each candidate from one on down that gives a hit."""
@@ -291,44 +231,25 @@ class AskingPool(ExternalCachedBlockPool):
         while count and not tail.shape.hit_tokens(candidate - (count - 1) * step, drop):
             count -= 1
         need = tail.shape.num_blocks[drop]
-        known = self._known(tail, candidate + 1 - need, need, step, count)
-        alive, touched = ~_has(known, _ABSENT), _has(known, _PRESENT, _FIRST)
+        known = self._keys.rows(tail, candidate + 1 - need, need, step, count)
+        alive, touched = ~has(known, ABSENT), has(known, PRESENT, FIRST)
         others_touched = np.ones(count, bool)
         end = tail.shape.position(candidate, drop)
         for other in self._plan.tails:
             if other is not tail:
                 block_tokens, drops = other.shape.block_tokens, other.shape.drops
                 need = other.shape.num_blocks[False]
-                known = self._known(
+                known = self._keys.rows(
                     other,
                     end // block_tokens - need,
                     need + drops,
                     step * tail.shape.block_tokens // block_tokens,
                     count,
                 )
-                others_touched &= _has(known, _PRESENT, _FIRST)
+                others_touched &= has(known, PRESENT, FIRST)
                 if self.skips_positions:
-                    alive &= ~_has(known, _ABSENT)
+                    alive &= ~has(known, ABSENT)
         return Sweep(alive, touched, others_touched)
-
-    def _known(
-        self, tail: Tail, first: int, length: int, step: int, count: int
-    ) -> list[np.ndarray]:
-        """Return what is known of windows at equal distances, a row each, downwards.
-
-        Blocks before the first and past the last count as neither there nor absent.
-        """
-        units = tail.units_per_block
-        rows = (first + 1) * units - 1 - np.arange(count)[:, None] * (step * units)
-        index = rows + np.arange(length) * units
-        outside = (index < 0) | (index >= self._num_units)
-        index[outside] = 0
-        found = []
-        for group_id in tail.group_ids:
-            states = self._state_arrays[group_id][index]
-            states[outside] = _ASKED
-            found.append(states)
-        return found
 
     def _highest_candidate(self, tail: Tail, max_length: int, drop: bool) -> int:
         num_blocks = min(
@@ -336,12 +257,6 @@ class AskingPool(ExternalCachedBlockPool):
             self._num_units // tail.units_per_block,
         )
         return tail.shape.highest(num_blocks, drop)
-
-    def _windows(self, tail: Tail, first: int, end: int) -> list[bytearray]:
-        """Return what is known of some blocks, for each of the groups."""
-        units = tail.units_per_block
-        units_slice = slice(first * units + units - 1, end * units, units)
-        return [self._states[group_id][units_slice] for group_id in tail.group_ids]
 
     def _ask_tails(self, tail: Tail, candidate: int, drop: bool) -> None:
         """Ask for the tails at one candidate, and for some of what may be next."""
@@ -352,7 +267,7 @@ class AskingPool(ExternalCachedBlockPool):
             wanted += self._evidence(tail, candidate, drop)
         first, end = tail.shape.window(candidate, drop)
         self._round += 1
-        self._ask(*self._blocks(tail, first, end), *wanted)
+        self._keys.ask(*self._blocks(tail, first, end), *wanted)
 
     def _evidence(self, tail: Tail, candidate: int, drop: bool) -> list[Wanted]:
         """Return one key for each of the next candidates that may be complete.
@@ -414,7 +329,10 @@ class AskingPool(ExternalCachedBlockPool):
 
     def _tails_at(self, position: int) -> list[Wanted]:
         """Return the tails of all sparse groups at one position."""
-        wanted = []
+        wanted: list[Wanted] = []
+        if position == 0:
+            # A proof block of the empty prefix proves nothing.
+            return wanted
         for tail in self._plan.tails:
             first, end = tail.shape.blocks_at(position)
             end = min(end, self._num_units // tail.units_per_block)
@@ -447,15 +365,6 @@ class AskingPool(ExternalCachedBlockPool):
             top = self._num_units * self.hash_block_size - coord.align_unit
             position = min(position, top)
         return max(position, 0)
-
-
-def _has(known: list[np.ndarray], *states: int) -> np.ndarray:
-    """Return for each row whether any group has any of the states there."""
-    found = np.zeros(len(known[0]), bool)
-    for one in known:
-        for state in states:
-            found |= (one == state).any(axis=1)
-    return found
 
 
 class Findings(NamedTuple):
