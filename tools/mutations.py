@@ -21,6 +21,7 @@ TESTS = (
     "tests/engine/test_mamba.py",
     "tests/engine/test_faults.py",
 )
+LOOKUP_TESTS = ("tests/unit/test_two_phase.py", "tests/property/test_lookups.py")
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Mutation:
         file: File in the package.
         old: Text that is there exactly once.
         new: Text that takes its place.
+        tests: What has to catch it.
     """
 
     name: str
     file: str
     old: str
     new: str
+    tests: tuple[str, ...] = TESTS
 
 
 MUTATIONS = (
@@ -154,8 +157,8 @@ MUTATIONS = (
     Mutation(
         "overlook loads that fail by block",
         "scheduler.py",
-        "            failed |= self._loading_into(connector_output.",
-        "            self._loading_into(connector_output.",
+        "            failed |= self._loading_into(invalid_block_ids)\n",
+        "            self._loading_into(invalid_block_ids)\n",
     ),
     Mutation(
         "give up the store after the first failed load",
@@ -169,9 +172,59 @@ MUTATIONS = (
         "        try:\n"
         "            super()._handle_request(req_meta)\n"
         "        finally:\n"
-        "            self.coord = self._layout\n",
+        "            self.coord, self.store, self._job = layout, store, None\n",
         "        super()._handle_request(req_meta)\n"
-        "        self.coord = self._layout\n",
+        "        self.coord, self.store, self._job = layout, store, None\n",
+    ),
+    Mutation(
+        "take a part of a tail for the whole",
+        "two_phase.py",
+        "window.count(PRESENT) == end - first",
+        "PRESENT in window",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "believe the first rank's answer for all",
+        "known_keys.py",
+        "done = PRESENT if all_ranks or len(stems) == 1 else FIRST",
+        "done = PRESENT",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "let a later rank's yes overrule an earlier one's no",
+        "known_keys.py",
+        "                    elif states[unit] == ASKED:\n",
+        "                    else:\n",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "forget that vLLM aligns a hit before it drops the proof block",
+        "tails.py",
+        "        if length < self.num_blocks[drop]:\n"
+        "            length -= length % self.step\n",
+        "",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "let what disproves another group's tail go on for the longest hit",
+        "two_phase.py",
+        "    pool.skips_positions = False\n",
+        "",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "take a hit of the whole prompt",
+        "two_phase.py",
+        "    if hit_length >= num_tokens:\n",
+        "    if hit_length > num_tokens:\n",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "do not ask which keys name a partial hit's last blocks",
+        "two_phase.py",
+        "    pool.ask_last_keys(hit_length)\n",
+        "",
+        LOOKUP_TESTS,
     ),
 )
 
@@ -222,20 +275,20 @@ def check(mutation: Mutation | None, tests: tuple[str, ...]) -> tuple[bool, str]
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--tests", nargs="+", default=list(TESTS))
-    parser.add_argument("--only", help="part of a mutation's name")
+    parser.add_argument("--only", default="", help="part of a mutation's name")
     args = parser.parse_args(argv)
-    tests = tuple(args.tests)
-    passed, failed_test = check(None, tests)
-    if not passed:
-        print(f"The tests fail without any planted bug: {failed_test}")
-        return 1
+    mutations = [one for one in MUTATIONS if args.only in one.name]
+    if not mutations:
+        parser.error(f"no mutation's name has {args.only!r} in it")
+    for tests in dict.fromkeys(one.tests for one in mutations):
+        passed, failed_test = check(None, tests)
+        if not passed:
+            print(f"The tests fail without any planted bug: {failed_test}")
+            return 1
     print("no bug planted: the tests pass")
     survivors = 0
-    for mutation in MUTATIONS:
-        if args.only and args.only not in mutation.name:
-            continue
-        passed, failed_test = check(mutation, tests)
+    for mutation in mutations:
+        passed, failed_test = check(mutation, mutation.tests)
         survivors += passed
         outcome = "SURVIVES" if passed else f"caught by {failed_test[7:]}"
         print(f"{mutation.name}: {outcome}", flush=True)
