@@ -12,6 +12,11 @@ from benchmarks.replay.replay import Cluster, Replay
 from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, TraceRequest, number_prompts
 from benchmarks.testbed.box import Box, EngineOptions, Group, Layout, Side
 from tests.unit.replay.layouts import random_trace
+from vllm.junctions.compat import vllm_version
+
+# From 0.33 on the local cache keeps the tail that a request loaded. The replay's caches
+# are 0.32's: it takes some hits for the store's that are local there.
+VLLM_KEEPS_LOADED_TAILS = not vllm_version().startswith("0.32.")
 
 LAYOUTS = {
     "one block size": Layout((Group("full", 64), Group("swa", 64, 128)), 64),
@@ -75,7 +80,12 @@ def test_hits_and_stored_blocks_are_those_of_real_schedulers(layout, name, local
     outcome = Replay(policy, model_layout, prompts, cluster).run()
 
     assert outcome.hit_tokens == [request.hit_tokens for request in served]
-    assert outcome.store_hit_tokens == [r.store_hit_tokens for r in served]
+    from_store = [request.store_hit_tokens for request in served]
+    if local and VLLM_KEEPS_LOADED_TAILS:
+        pairs = zip(outcome.store_hit_tokens, from_store, strict=True)
+        assert all(replayed >= real for replayed, real in pairs)
+    else:
+        assert outcome.store_hit_tokens == from_store
     assert outcome.num_puts == stored.total()
     assert outcome.num_tail_puts == stored.total() - stored[0]
     assert any(outcome.store_hit_tokens)
