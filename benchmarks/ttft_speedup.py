@@ -308,37 +308,38 @@ def print_report(report: TtftReport, console: Console) -> None:
     """Print a line per length, and how to read it."""
     table = Table(title=f"Time to first token of the third sibling on: {report.model}")
     for column in (
-        "shared prefix",
-        "prompt",
-        "stock hit",
-        "junctions hit",
-        "stock s",
-        "junctions s",
-        "ratio (least to greatest)",
-        "B's ratio",
-        "loaded MiB",
+        "shared",
+        "stock\nhit",
+        "junct.\nhit",
+        "stock\ns",
+        "junct.\ns",
+        "ratio",
+        "of pairs",
+        "B's",
+        "MiB",
     ):
         table.add_column(column, justify="right")
     for row in report.lengths:
         low, high = row.ratio_range
         table.add_row(
             str(row.prefix_tokens),
-            str(row.prompt_tokens),
             str(row.stock_hit_tokens),
             str(row.junctions_hit_tokens),
             f"{row.stock_ttft_seconds:.3f}",
             f"{row.junctions_ttft_seconds:.3f}",
-            f"{row.ratio:.1f} ({low:.1f} to {high:.1f})",
+            f"{row.ratio:.1f}",
+            f"{low:.1f}-{high:.1f}",
             f"{row.first_sibling_ratio:.2f}",
             "?" if row.loaded_bytes is None else f"{row.loaded_bytes / 2**20:.1f}",
         )
     console.print(table)
     console.print(
         f"Medians over {report.siblings - 1} siblings a side, sent to both servers in "
-        "turn, local cache reset before each. B is the sibling that finds the "
-        "junction: it pays the full prefill on both sides, so its ratio shows what "
-        "noise does. Store and server share this machine's memory: over a network, "
-        "loading costs more."
+        "turn, local cache reset before each; ratio is stock's time by junctions', of "
+        "pairs its least and greatest. B is the sibling that finds the junction: it "
+        "pays the full prefill on both sides, so its ratio shows what noise does. MiB "
+        "are loaded per hit. Store and server share this machine's memory: over a "
+        "network, loading costs more."
     )
 
 
