@@ -219,13 +219,6 @@ MUTATIONS = (
         "    if hit_length > num_tokens:\n",
         LOOKUP_TESTS,
     ),
-    Mutation(
-        "do not ask which keys name a partial hit's last blocks",
-        "two_phase.py",
-        "    pool.ask_last_keys(hit_length)\n",
-        "",
-        LOOKUP_TESTS,
-    ),
 )
 
 
