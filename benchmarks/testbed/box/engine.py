@@ -377,16 +377,14 @@ class BoxEngine:
         """
         scheduler = self.scheduler
         pool = scheduler.kv_cache_manager.block_pool
-        holders = [
-            request_id
-            for request_id, request in scheduler.requests.items()
-            if request.num_computed_tokens and not request.is_finished()
-        ]
-        room = len(self.layout.groups)
+        holders = sum(
+            request.num_computed_tokens > 0 and not request.is_finished()
+            for request in scheduler.requests.values()
+        )
         return (
             not scheduler.running
-            and len(holders) > 1
-            and pool.get_num_free_blocks() < 2 * room
+            and holders > 1
+            and pool.get_num_free_blocks() < 2 * len(self.layout.groups)
         )
 
     def abort_last(self) -> None:
