@@ -2,9 +2,9 @@
 """Stores that fail: they cost hits, never an engine and never right outputs.
 
 Wherever a test says that a request ended well, the box has compared all KV that it
-read. Each test ends with ``assert_healthy``. What keeps it from failing is named
-in its docstring where it is vLLM or Mooncake; the rest is planted as bugs by
-``tools/mutations.py``.
+read. Each test ends with ``assert_healthy``. What keeps it from failing is named in
+its docstring where it is vLLM or Mooncake; ``make mutants`` takes it away, be it theirs
+or ours, and the test fails.
 """
 
 import threading

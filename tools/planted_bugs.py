@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bugs that ``make mutants`` plants."""
+
+from dataclasses import dataclass
+
+# One of these has to catch a bug that names no others.
+TESTS = (
+    "tests/engine/test_field_bugs.py",
+    "tests/engine/test_mamba.py",
+    "tests/engine/test_faults.py",
+)
+LOOKUP_TESTS = ("tests/unit/test_two_phase.py", "tests/property/test_lookups.py")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted bug.
+
+    Attributes:
+        name: What it does, in words.
+        file: File in the package.
+        old: Text that is there exactly once.
+        new: Text that takes its place.
+        tests: What has to catch it: one of the tests in these files.
+        faults: Tests of failing stores that this takes the protection from: each of
+            them has to fail, run by itself. They take the place of ``tests``.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = TESTS
+    faults: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[tuple[str, ...], ...]:
+        """What pytest is given, run by run; each run has to fail."""
+        return tuple((fault,) for fault in self.faults) or (self.tests,)
+
+
+_BOX = "tests/engine/test_faults.py::test_"
+_REAL = "tests/engine/test_real_store.py::test_"
+_SERVER = "tests/e2e/test_faults.py::test_"
+_IMPORTS_END = "logger = init_logger(__name__)\n"
+_STOCK_WORKER = (
+    _IMPORTS_END + "\n\n"
+    "import vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker "
+    "as _stock\n\n"
+)
+
+MUTATIONS = (
+    Mutation(
+        "skip the null-block check",
+        "worker.py",
+        _IMPORTS_END,
+        _STOCK_WORKER + "_stock.NULL_BLOCK_ID = -1\n",
+    ),
+    Mutation(
+        "drop the proof block",
+        "coordinator.py",
+        "            tails = super().store_mask(\n"
+        "                aligned_token_len,\n"
+        "                start_token,\n"
+        "                self._prompt_replaying_at(position),\n"
+        "            )\n",
+        "            eagle, self.eagle_group_ids = self.eagle_group_ids, set()\n"
+        "            tails = super().store_mask(\n"
+        "                aligned_token_len,\n"
+        "                start_token,\n"
+        "                self._prompt_replaying_at(position),\n"
+        "            )\n"
+        "            self.eagle_group_ids = eagle\n",
+    ),
+    Mutation(
+        "reuse a freed block: no pins while a save waits",
+        "scheduler.py",
+        "        assert isinstance(meta, MooncakeStoreConnectorMetadata)\n",
+        "        assert isinstance(meta, MooncakeStoreConnectorMetadata)\n"
+        "        pool = self._gpu_block_pool\n"
+        "        for block_ids, _ in self._pinned_saves.values():\n"
+        "            pool.free_blocks([pool.blocks[i] for i in block_ids])\n"
+        "        self._pinned_saves.clear()\n",
+    ),
+    Mutation(
+        "use the scalar instead of the tuple",
+        "hooks/request.py",
+        "    return request.__dict__.get(_UNION, ())\n",
+        "    return request.__dict__.get(_UNION, ())[-1:]\n",
+    ),
+    Mutation(
+        "forget junctions on resume",
+        "scheduler.py",
+        "        self._junction_tracker.discard(scheduler_output.finished_req_ids)\n",
+        "        self._junction_tracker.discard(scheduler_output.finished_req_ids)\n"
+        "        self._junction_tracker.discard(scheduler_output.preempted_req_ids "
+        "or ())\n",
+    ),
+    Mutation(
+        "EAGLE: keep the upper position only",
+        "boundaries.py",
+        "    if use_eagle:\n"
+        "        positions.insert(0, longest_hit_length - scheduler_block_size)\n",
+        "",
+    ),
+    Mutation(
+        "keep junctions locally, store nothing there",
+        "scheduler.py",
+        "JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))",
+        "JunctionReqMeta.of(req_meta, ())",
+    ),
+    Mutation(
+        "ignore what the store reports",
+        "scheduler.py",
+        "            set_store_junctions(request, junctions)\n",
+        "            set_store_junctions(request, ())\n",
+    ),
+    Mutation(
+        "no Mamba stop at junctions but the last",
+        "hooks/core_scheduler.py",
+        "for j in shared_prefix_boundaries(request) or (0,)",
+        "for j in shared_prefix_boundaries(request)[-1:] or (0,)",
+    ),
+    Mutation(
+        "wait for lookups without a bound",
+        "patience.py",
+        "        socket.setsockopt(option, timeout_ms)\n",
+        "        socket.setsockopt(option, _WITHOUT_BOUND)\n",
+        faults=(_BOX + "a_silent_lookup_channel_costs_hits_and_recovers",),
+    ),
+    Mutation(
+        "wait the full time behind a silent server, again and again",
+        "patience.py",
+        "        return self._pause > 0 and self._clock() < self._paused_until\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "never ask a silent server again",
+        "patience.py",
+        "        return self._pause > 0 and self._clock() < self._paused_until\n",
+        "        return self._pause > 0\n",
+    ),
+    Mutation(
+        "keep the socket of a lookup that was given up",
+        "worker.py",
+        "            self._replace_socket()\n",
+        "",
+    ),
+    Mutation(
+        "take hits that end within a block",
+        "scheduler.py",
+        "            else self._block_size,\n",
+        "            else self._hash_block_size,\n",
+        faults=(_BOX + "a_hit_within_a_block_does_not_end_in_an_endless_wait",),
+    ),
+    Mutation(
+        "offer a hit again however often its load failed",
+        "load_failures.py",
+        "        return self._num_failed_by_request.get(req_id, 0) >= "
+        "MAX_FAILED_LOADS\n",
+        "        return False\n",
+        faults=(_BOX + "a_key_that_exists_but_never_loads",),
+    ),
+    Mutation(
+        "overlook loads that fail by block",
+        "scheduler.py",
+        "            failed |= self._loading_into(invalid_block_ids)\n",
+        "            self._loading_into(invalid_block_ids)\n",
+    ),
+    Mutation(
+        "give up the store after the first failed load",
+        "load_failures.py",
+        "MAX_FAILED_LOADS = 2\n",
+        "MAX_FAILED_LOADS = 1\n",
+    ),
+    Mutation(
+        "leave a failed save's junctions to the next save",
+        "worker.py",
+        "        try:\n"
+        "            super()._handle_request(req_meta)\n"
+        "        finally:\n"
+        "            self.coord, self.store, self._job = layout, store, None\n",
+        "        super()._handle_request(req_meta)\n"
+        "        self.coord, self.store, self._job = layout, store, None\n",
+        faults=(_BOX + "a_store_that_raises_on_a_save_spoils_no_later_one",),
+    ),
+    Mutation(
+        "take a part of a tail for the whole",
+        "two_phase.py",
+        "window.count(PRESENT) == end - first",
+        "PRESENT in window",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "believe the first rank's answer for all",
+        "known_keys.py",
+        "done = PRESENT if all_ranks or len(stems) == 1 else FIRST",
+        "done = PRESENT",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "let a later rank's yes overrule an earlier one's no",
+        "known_keys.py",
+        "                    elif states[unit] == ASKED:\n",
+        "                    else:\n",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "forget that vLLM aligns a hit before it drops the proof block",
+        "tails.py",
+        "        if length < self.num_blocks[drop]:\n"
+        "            length -= length % self.step\n",
+        "",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "let what disproves another group's tail go on for the longest hit",
+        "two_phase.py",
+        "    pool.skips_positions = False\n",
+        "",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "take a hit of the whole prompt",
+        "two_phase.py",
+        "    if hit_length >= num_tokens:\n",
+        "    if hit_length > num_tokens:\n",
+        LOOKUP_TESTS,
+    ),
+    Mutation(
+        "let a failed load go unreported",
+        "worker.py",
+        _IMPORTS_END,
+        _STOCK_WORKER
+        + "_stock.KVCacheStoreRecvingThread._report_load_error = lambda *_: None\n",
+        faults=(
+            _BOX + "a_tail_evicted_between_lookup_and_load",
+            _BOX + "a_key_that_exists_but_never_loads",
+            _BOX + "a_value_of_the_wrong_size_is_never_loaded_as_kv",
+            _REAL + "a_value_of_the_wrong_size_is_never_loaded_as_kv",
+            _REAL + "a_master_that_dies_costs_hits_until_it_is_back[during a load]",
+            _SERVER + "an_instance_killed_while_another_loads_from_it",
+        ),
+    ),
+    Mutation(
+        "keep the blocks of a save that failed",
+        "worker.py",
+        "    def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:\n"
+        "        super()._record_saved(req_meta, token_len)\n",
+        "    _saved_id: int | None = None\n\n"
+        "    def finish_store_job(self, req_meta: ReqMeta) -> None:\n"
+        "        if self._saved_id == req_meta.store_job_id:\n"
+        "            super().finish_store_job(req_meta)\n\n"
+        "    def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:\n"
+        "        self._saved_id = req_meta.store_job_id\n"
+        "        super()._record_saved(req_meta, token_len)\n",
+        faults=(
+            _BOX + "a_full_store_skips_saves_and_leaves_hits_alone",
+            _REAL + "a_master_that_dies_costs_hits_until_it_is_back[during a save]",
+        ),
+    ),
+    Mutation(
+        "read an error code of the store as yes",
+        "known_keys.py",
+        "                    if answer != 1:\n",
+        "                    if answer == 0:\n",
+        faults=(
+            _REAL + "a_master_that_dies_costs_hits_until_it_is_back[before a lookup]",
+            _SERVER + "a_master_that_dies_and_comes_back",
+        ),
+    ),
+)
