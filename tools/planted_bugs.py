@@ -269,4 +269,11 @@ MUTATIONS = (
             _SERVER + "a_master_that_dies_and_comes_back",
         ),
     ),
+    Mutation(
+        "leave a failed load's memory reserved",
+        "hooks/core_scheduler.py",
+        "            self._inflight_prefills.discard(request)\n",
+        "            pass\n",
+        faults=(_BOX + "a_large_request_whose_load_failed_does_not_wait_for_itself",),
+    ),
 )

@@ -22,7 +22,7 @@ from tests.property.scenarios import (
 )
 
 
-@given(rough_scenarios())
+@given(rough_scenarios(gets_fail=True))
 def test_nothing_wrong(scenario: Scenario) -> None:
     """No value and no loaded block ever holds another prefix's KV."""
     with Run(scenario, "on") as run:

@@ -28,7 +28,7 @@ def package(tmp_path):
     return shutil.copytree(PACKAGE, tmp_path / "junctions")
 
 
-def tests_in(file: str) -> set[str]:
+def functions_in(file: str) -> set[str]:
     tree = ast.parse((ROOT / file).read_text())
     return {
         node.name
@@ -51,7 +51,7 @@ def test_what_has_to_catch_a_planted_bug_is_there(mutation):
         for test in tests:
             file, _, name = test.partition("::")
             assert (ROOT / file).is_file()
-            assert not name or name.partition("[")[0] in tests_in(file)
+            assert not name or name.partition("[")[0] in functions_in(file)
 
 
 @pytest.mark.parametrize("file", FAULT_FILES)
@@ -62,7 +62,7 @@ def test_every_fault_test_is_tried_without_its_protection(file):
         for fault in mutation.faults
         if fault.startswith(f"{file}::")
     }
-    assert tests_in(file) - NO_FAULTS == tried
+    assert functions_in(file) - NO_FAULTS == tried
 
 
 def test_a_planted_bug_that_no_longer_fits_is_an_error(package):

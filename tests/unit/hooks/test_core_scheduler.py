@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba prefill chunks, split by vLLM's own method on a stand-in for its state."""
+"""Mamba prefill chunks, split by vLLM's own method on a stand-in for its state.
+
+What a failed load reserves is a matter of the whole engine: see
+``tests/engine/test_faults.py``.
+"""
 
 from types import SimpleNamespace
 

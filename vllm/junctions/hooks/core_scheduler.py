@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scheduler: a Mamba prefill chunk stops at every junction."""
+"""Scheduler: Mamba chunks stop at every junction; failed loads reserve no memory."""
 
 import functools
 from collections.abc import Callable
@@ -25,6 +25,17 @@ def _mamba_block_aligned_split(original: Callable[..., Any]) -> Callable[..., An
     return mamba_block_aligned_split
 
 
+def _update_waiting_for_remote_kv(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_waiting_for_remote_kv(self: Any, request: Any) -> None:
+        load_failed = request.request_id in self.failed_recving_kv_req_ids
+        original(self, request)
+        if load_failed and not request.num_computed_tokens:
+            self._inflight_prefills.discard(request)
+
+    return update_waiting_for_remote_kv
+
+
 HOOKS = (
     Hook(
         target="vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
@@ -42,5 +53,18 @@ HOOKS = (
         remove_when="The split reads several shared-prefix boundaries.",
         guarded_by="tests/unit/hooks/test_core_scheduler.py",
         replace=_mamba_block_aligned_split,
+    ),
+    Hook(
+        target="vllm.v1.core.sched.scheduler:Scheduler._update_waiting_for_remote_kv",
+        parameters=("request",),
+        why=(
+            "A request whose load failed gives its blocks back but keeps the "
+            "reservation that the load had. Its next load has to fit beside that, so "
+            "a request of more than half of the KV cache waits for itself, for ever."
+        ),
+        how="Drops the reservation of a request that starts from nothing again.",
+        remove_when="A failed load's request leaves vLLM's in-flight prefills.",
+        guarded_by="tests/engine/test_faults.py",
+        replace=_update_waiting_for_remote_kv,
     ),
 )
