@@ -37,12 +37,15 @@ class Group:
         window_tokens: Tokens that a sliding-window layer attends to, its own
             included; 0 for other kinds.
         eagle: Whether the group holds the drafter's layers.
+        retained_tokens: Tokens below the window that stay for a drafter of several
+            layers to compute anew (vLLM 0.33: ``extra_retained_tokens``).
     """
 
     kind: Kind
     block_tokens: int
     window_tokens: int = 0
     eagle: bool = False
+    retained_tokens: int = 0
 
     def spec(self, num_speculative_blocks: int) -> KVCacheSpec:
         if self.kind == "mamba":
@@ -54,6 +57,8 @@ class Group:
                 num_speculative_blocks=num_speculative_blocks,
             )
         window = {"sliding_window": self.window_tokens} if self.window_tokens else {}
+        if self.retained_tokens:
+            window["extra_retained_tokens"] = self.retained_tokens
         return _ATTENTION_SPECS[self.kind](  # type: ignore[call-arg]
             block_size=self.block_tokens,
             num_kv_heads=1,
