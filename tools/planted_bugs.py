@@ -42,6 +42,7 @@ class Mutation:
 _BOX = "tests/engine/test_faults.py::test_"
 _REAL = "tests/engine/test_real_store.py::test_"
 _SERVER = "tests/e2e/test_faults.py::test_"
+_LATE = "tests/e2e/test_late_transfers.py::test_"
 _IMPORTS_END = "logger = init_logger(__name__)\n"
 _STOCK_WORKER = (
     _IMPORTS_END + "\n\n"
@@ -275,5 +276,20 @@ MUTATIONS = (
         "            self._inflight_prefills.discard(request)\n",
         "            pass\n",
         faults=(_BOX + "a_large_request_whose_load_failed_does_not_wait_for_itself",),
+    ),
+    Mutation(
+        "ask the store for everything in one call",
+        "transfers.py",
+        "            if index > first and num_buffers + len(buffers) > "
+        "self._max_transfers:\n",
+        "            if False:\n",
+        faults=(_LATE + "nothing_comes_after_a_read_that_failed",),
+    ),
+    Mutation(
+        "do not wait for reads that were given up",
+        "transfers.py",
+        "                    self._settle(failed)\n",
+        "                    pass\n",
+        faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
     ),
 )

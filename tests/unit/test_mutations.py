@@ -13,6 +13,7 @@ FAULT_FILES = (
     "tests/engine/test_faults.py",
     "tests/engine/test_real_store.py",
     "tests/e2e/test_faults.py",
+    "tests/e2e/test_late_transfers.py",
 )
 # In those files, but about what a fault test stands on, or about no fault.
 NO_FAULTS = {
@@ -20,6 +21,7 @@ NO_FAULTS = {
     "test_stock_asks_for_a_key_that_never_loads_without_end",
     "test_a_short_value_would_be_wrong_kv",
     "test_siblings_hit_as_on_the_stand_in",
+    "test_mooncake_writes_into_the_memory_of_reads_that_it_gave_up",
 }
 
 

@@ -2,6 +2,7 @@
 """Worker side: lookups that report junctions, saves that keep their tails."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     MooncakeStoreWorker,
     get_zmq_rpc_path_lookup,
 )
+from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.logger import init_logger
 from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -50,6 +52,7 @@ from vllm.junctions.stats import JunctionConnectorStats
 from vllm.junctions.store_job import JunctionJob
 from vllm.junctions.store_probe import StoreProbe
 from vllm.junctions.substitute import substituted
+from vllm.junctions.transfers import BoundedStore, TransferLimits
 from vllm.junctions.two_phase import Findings, StoreCallError, look_up
 
 logger = init_logger(__name__)
@@ -67,16 +70,22 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     # a worker whose constructor never ran looks up: in vLLM's own tests, whose stores
     # answer by a key's place in stock's one call.
     _lookup_plan: LookupPlan | None = None
+    # What bounds transfers over TCP; None: another protocol.
+    _transfer_limits: TransferLimits | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         # Read by the lookup thread, which the stock constructor starts.
         self._answers: ExternalCachedBlockPool | None = None
+        # Before Mooncake reads the environment.
+        limits = TransferLimits.from_environment(os.environ)
         with substituted(
             STORE_WORKER,
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
             LookupKeyServer=JunctionLookupServer,
         ):
             super().__init__(vllm_config, kv_cache_config)
+        if MooncakeStoreConfig.load_from_config().protocol == "tcp":
+            self._transfer_limits = limits
         if not self._capacity_only:
             self._plan_lookups()
 
@@ -89,6 +98,21 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             super().register_kv_caches(kv_caches)
         if isinstance(self.kv_send_thread, JunctionSendingThread):
             self.kv_send_thread.counters = self.counters
+        self._bound_transfers()
+
+    def _bound_transfers(self) -> None:
+        limits = self._transfer_limits
+        if limits is None:
+            return
+        threads: list[Any] = [*self.kv_recv_threads]
+        if self.kv_send_thread is not None:
+            threads.append(self.kv_send_thread)
+        for thread in threads:
+            thread.store = BoundedStore(
+                thread.store,
+                limits.max_transfers(len(threads)),
+                limits.patience_seconds,
+            )
 
     @cached_property
     def counters(self) -> JunctionCounters:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads from a peer that stands still for longer than Mooncake waits for them.
+
+Found by ``make soak``: a read that had been given up was served late, into KV blocks of
+another request, which then saved them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.testbed.store import MooncakeMaster
+from vllm.junctions.transfers import TRANSFER_FAIL
+
+pytestmark = pytest.mark.slow
+
+_STANDS_STILL_SECONDS = 75
+_HOWS = ("raw", "bounded", "waited")
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.transfers", *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if found.strip() == line:
+            return
+    pytest.fail(f"the process ended before it said {line!r}")
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def outcomes(master: MooncakeMaster) -> Iterator[dict[str, dict[str, float]]]:
+    """What each reader says of a peer that stood still."""
+    address = f"127.0.0.1:{master.rpc_port}"
+    owner = start("own", address)
+    readers = {}
+    try:
+        wait_for(owner, "ready")
+        readers = {how: start("read", address, how) for how in _HOWS}
+        for reader in readers.values():
+            wait_for(reader, "ready")
+        os.kill(owner.pid, signal.SIGSTOP)
+        for reader in readers.values():
+            tell(reader)
+        time.sleep(_STANDS_STILL_SECONDS)
+        os.kill(owner.pid, signal.SIGCONT)
+        for reader in readers.values():
+            wait_for(reader, "returned")
+            tell(reader)
+        found = {}
+        for how, reader in readers.items():
+            out, _ = reader.communicate(timeout=60)
+            found[how] = json.loads(out.splitlines()[-1])
+        print(found)
+        yield found
+    finally:
+        for process in (owner, *readers.values()):
+            process.kill()
+            process.wait()
+
+
+def test_mooncake_writes_into_the_memory_of_reads_that_it_gave_up(outcomes) -> None:
+    """Why ``transfers.py`` is there; when this fails, it may go."""
+    assert outcomes["raw"]["worst"] == TRANSFER_FAIL
+    assert outcomes["raw"]["late"] > 0
+
+
+def test_nothing_comes_after_a_read_that_failed(outcomes) -> None:
+    assert outcomes["bounded"]["worst"] == TRANSFER_FAIL
+    # Before it would have been given up.
+    assert outcomes["bounded"]["seconds"] < 55
+    assert outcomes["bounded"]["late"] == 0
+
+
+def test_nothing_comes_after_a_read_that_was_given_up_and_waited_for(outcomes) -> None:
+    assert outcomes["waited"]["worst"] == TRANSFER_FAIL
+    assert outcomes["waited"]["seconds"] > _STANDS_STILL_SECONDS
+    assert outcomes["waited"]["late"] == 0
