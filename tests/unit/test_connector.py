@@ -76,7 +76,7 @@ def test_the_start_up_line_says_what_is_on(build, monkeypatch):
     (line,) = lines
     assert "junctions on" in line
     assert compat.vllm_version() in line
-    assert "8 hooks: Request.shared_prefix_boundary" in line
+    assert "9 hooks: Request.shared_prefix_boundary" in line
 
 
 def test_settings_are_refused_where_vllm_asks_before_it_loads_a_model():

@@ -190,4 +190,4 @@ def test_enable_applies_everything():
         print(len(hooked()), MooncakeStoreWorker.__name__,
               KVCacheManager.junctions_enabled, select().__module__)
     """)
-    assert out.splitlines()[-1] == "8 JunctionStoreWorker True vllm.junctions.connector"
+    assert out.splitlines()[-1] == "9 JunctionStoreWorker True vllm.junctions.connector"
