@@ -292,4 +292,11 @@ MUTATIONS = (
         "                    pass\n",
         faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
     ),
+    Mutation(
+        "let loaded requests keep what others wait for",
+        "hooks/core_scheduler.py",
+        "                _give_back_memory(self, victim)\n",
+        "                pass\n",
+        ("tests/engine/test_box.py",),
+    ),
 )
