@@ -98,7 +98,7 @@ STORE_SEAMS = (
         ),
     ),
     Seam(f"{STORE_DATA}:StoreLayout.key_for", ("shard_id", "chunk_hash")),
-    Seam("vllm.distributed.mooncake_store:MooncakeStoreConfig.load_from_config", ()),
+    Seam(f"{STORE_WORKER}:MooncakeStoreConfig.load_from_config", ()),
     Seam(f"{STORE_CONNECTOR}:MooncakeStoreConnector.get_kv_connector_stats", ()),
     Seam(
         f"{STORE_CONNECTOR}:MooncakeStoreConnector.build_kv_connector_stats", ("data",)

@@ -12,6 +12,9 @@ from typing import Any, cast
 
 import zmq
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
+    worker as stock_worker,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     ExternalCachedBlockPool,
 )
@@ -27,7 +30,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     MooncakeStoreWorker,
     get_zmq_rpc_path_lookup,
 )
-from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.logger import init_logger
 from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -84,7 +86,8 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             LookupKeyServer=JunctionLookupServer,
         ):
             super().__init__(vllm_config, kv_cache_config)
-        if MooncakeStoreConfig.load_from_config().protocol == "tcp":
+        # Where the stock constructor has just found it.
+        if stock_worker.MooncakeStoreConfig.load_from_config().protocol == "tcp":
             self._transfer_limits = limits
         if not self._capacity_only:
             self._plan_lookups()
