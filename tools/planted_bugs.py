@@ -9,7 +9,11 @@ TESTS = (
     "tests/engine/test_mamba.py",
     "tests/engine/test_faults.py",
 )
-LOOKUP_TESTS = ("tests/unit/test_two_phase.py", "tests/property/test_lookups.py")
+LOOKUP_TESTS = (
+    "tests/unit/test_tails.py",
+    "tests/unit/test_two_phase.py",
+    "tests/property/test_lookups.py",
+)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,34 @@ def test_a_key_of_another_rank_counts_too():
     store = Store(coordinator(groups([full(32), swa(32, 64)]), 32), num_ranks=2)
     store.save(1024, (1024,))
     assert store.look_up(1025).hit_length == 1024
-    store.lost_ranks = {(1, 31, 1)}
+    for rank in (0, 1):
+        store.lost_ranks = {(1, 31, rank)}
+        assert store.look_up(1025).hit_length == 0
+
+
+def test_the_last_token_is_always_computed():
+    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32))
+    store.save(1024, (992, 1024))
+    assert store.look_up(1025).hit_length == 1024
+    assert store.look_up(1024).hit_length == 992
+
+
+def test_without_full_attention_the_longest_hit_is_that_of_any_group():
+    """Also at a position that another group has just disproved."""
+    store = Store(coordinator(groups([swa(32, 64), swa(32, 96)]), 32))
+    # Group 0 has its tail at 512, group 1 at 256.
+    store.units = {(0, 14), (0, 15), (1, 5), (1, 6), (1, 7)}
+    found = store.look_up(1025)
+    assert (found.hit_length, found.longest_hit_length) == (0, 512)
+
+
+@pytest.mark.parametrize("unit", [14, 15])
+def test_evidence_in_one_rank_namespace_is_no_tail(unit: int):
+    """Below the top, a position is first asked about in one rank's namespace."""
+    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32), num_ranks=2)
+    store.save(1024, (512,))
+    assert store.look_up(1025).hit_length == 512
+    store.lost_ranks = {(1, unit, 1)}
     assert store.look_up(1025).hit_length == 0
 
 
