@@ -292,8 +292,9 @@ MUTATIONS = (
     Mutation(
         "do not wait for reads that were given up",
         "transfers.py",
-        "                    self._settle(failed)\n",
-        "                    pass\n",
+        "            self._settle([value for *value, code in values "
+        "if code == TRANSFER_FAIL])\n",
+        "            pass\n",
         faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
     ),
     Mutation(

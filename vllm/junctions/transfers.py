@@ -124,24 +124,22 @@ class BoundedStore:
 
         Source: as Mooncake's ``batch_get_into_multi_buffers``.
         """
-        results: list[int] = []
-        for first, end in self._parts(addrs):
-            part = slice(first, end)
-            start = self._clock()
-            got = self._store.batch_get_into_multi_buffers(
-                keys[part], addrs[part], sizes[part]
-            )
-            results += got
-            if TRANSFER_FAIL in got:
-                if self._clock() - start >= _LONG_SECONDS:
-                    failed = [
-                        (keys[first + i], addrs[first + i], sizes[first + i])
-                        for i, result in enumerate(got)
-                        if result == TRANSFER_FAIL
-                    ]
-                    self._settle(failed)
-                break
-        return results + [TRANSFER_FAIL] * (len(keys) - len(results))
+        return self._in_parts(self._get, keys, addrs, sizes)
+
+    def _get(
+        self,
+        keys: Sequence[str],
+        addrs: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> Sequence[int]:
+        start = self._clock()
+        got: Sequence[int] = self._store.batch_get_into_multi_buffers(
+            keys, addrs, sizes
+        )
+        if TRANSFER_FAIL in got and self._clock() - start >= _LONG_SECONDS:
+            values = zip(keys, addrs, sizes, got, strict=True)
+            self._settle([value for *value, code in values if code == TRANSFER_FAIL])
+        return got
 
     def batch_put_from_multi_buffers(
         self,
@@ -160,14 +158,28 @@ class BoundedStore:
                 keys, addrs, sizes, config
             )
             return whole
+
+        def put(*part: Any) -> Sequence[int]:
+            done: Sequence[int] = self._store.batch_put_from_multi_buffers(
+                *part, config
+            )
+            return done
+
+        return self._in_parts(put, keys, addrs, sizes)
+
+    def _in_parts(
+        self,
+        call: Callable[..., Sequence[int]],
+        keys: Sequence[str],
+        addrs: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[int]:
         results: list[int] = []
         for first, end in self._parts(addrs):
             part = slice(first, end)
-            put = self._store.batch_put_from_multi_buffers(
-                keys[part], addrs[part], sizes[part], config
-            )
-            results += put
-            if TRANSFER_FAIL in put:
+            done = call(keys[part], addrs[part], sizes[part])
+            results += done
+            if TRANSFER_FAIL in done:
                 break
         return results + [TRANSFER_FAIL] * (len(keys) - len(results))
 
@@ -182,9 +194,7 @@ class BoundedStore:
         if addrs:
             yield first, len(addrs)
 
-    def _settle(
-        self, failed: Sequence[tuple[str, Sequence[int], Sequence[int]]]
-    ) -> None:
+    def _settle(self, failed: Sequence[Sequence[Any]]) -> None:
         """Wait until transfers that were given up are over.
 
         The queue of a peer is served in order: once another read of such a value
