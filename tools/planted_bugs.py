@@ -298,6 +298,13 @@ MUTATIONS = (
         faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
     ),
     Mutation(
+        "try no read twice",
+        "transfers.py",
+        "        if not failed or given_up or ",
+        "        if failed or given_up or ",
+        faults=(_LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_read",),
+    ),
+    Mutation(
         "let loaded requests keep what others wait for",
         "hooks/core_scheduler.py",
         "                _give_back_memory(self, victim)\n",

@@ -75,7 +75,7 @@ def complete(
         },
         timeout=300,
     )
-    reply.raise_for_status()
+    assert reply.is_success, f"{reply.elapsed}: {reply.status_code} {reply.text}"
     choice = reply.json()["choices"][0]
     return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
 

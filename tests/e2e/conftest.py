@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 _SERVERS = pytest.StashKey[list[VllmServer]]()
 _TELLING = re.compile(r"\b(?:WARNING|ERROR)\b|^E\d{4} |Traceback|Error\b")
-_LINES_SHOWN = 12
+_LINES_SHOWN = 40
 
 
 @pytest.hookimpl(wrapper=True)

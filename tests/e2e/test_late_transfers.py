@@ -21,6 +21,8 @@ from vllm.junctions.transfers import TRANSFER_FAIL
 pytestmark = pytest.mark.slow
 
 _STANDS_STILL_SECONDS = 75
+# Long enough for transfers to be dropped.
+_STALLS_SECONDS = 13
 _HOWS = ("raw", "bounded", "waited")
 
 
@@ -47,6 +49,15 @@ def tell(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+def outcomes_of(readers: list[subprocess.Popen[str]]) -> list[dict[str, float]]:
+    """Return what readers tell when the owner has gone on."""
+    for reader in readers:
+        wait_for(reader, "returned")
+        tell(reader)
+    outs = [reader.communicate(timeout=60)[0] for reader in readers]
+    return [json.loads(out.splitlines()[-1]) for out in outs]
+
+
 @pytest.fixture(scope="module")
 def outcomes(master: MooncakeMaster) -> Iterator[dict[str, dict[str, float]]]:
     """What each reader says of a peer that stood still."""
@@ -63,13 +74,7 @@ def outcomes(master: MooncakeMaster) -> Iterator[dict[str, dict[str, float]]]:
             tell(reader)
         time.sleep(_STANDS_STILL_SECONDS)
         os.kill(owner.pid, signal.SIGCONT)
-        for reader in readers.values():
-            wait_for(reader, "returned")
-            tell(reader)
-        found = {}
-        for how, reader in readers.items():
-            out, _ = reader.communicate(timeout=60)
-            found[how] = json.loads(out.splitlines()[-1])
+        found = dict(zip(readers, outcomes_of([*readers.values()]), strict=True))
         print(found)
         yield found
     finally:
@@ -95,3 +100,24 @@ def test_nothing_comes_after_a_read_that_was_given_up_and_waited_for(outcomes) -
     assert outcomes["waited"]["worst"] == TRANSFER_FAIL
     assert outcomes["waited"]["seconds"] > _STANDS_STILL_SECONDS
     assert outcomes["waited"]["late"] == 0
+
+
+def test_a_peer_that_stalls_for_a_moment_costs_time_and_no_read(fresh_master) -> None:
+    address = f"127.0.0.1:{fresh_master.rpc_port}"
+    owner = start("own", address)
+    reader = None
+    try:
+        wait_for(owner, "ready")
+        reader = start("read", address, "bounded")
+        wait_for(reader, "ready")
+        os.kill(owner.pid, signal.SIGSTOP)
+        tell(reader)
+        time.sleep(_STALLS_SECONDS)
+        os.kill(owner.pid, signal.SIGCONT)
+        (outcome,) = outcomes_of([reader])
+        assert outcome["worst"] > 0
+        assert outcome["late"] == 0
+    finally:
+        for process in filter(None, (owner, reader)):
+            process.kill()
+            process.wait()

@@ -82,16 +82,27 @@ def test_puts_with_a_group_for_each_key_stay_whole():
     assert len(store.calls) == 1
 
 
-@pytest.mark.parametrize("is_put", [False, True])
-def test_after_a_failed_transfer_the_rest_is_not_tried(is_put: bool):
-    store = Store((1, [8, 8, TRANSFER_FAIL, 8]))
-    args = values(*[1] * 6)
-    bounded = store.bounded()
-    done = (
-        put(bounded, *args) if is_put else bounded.batch_get_into_multi_buffers(*args)
-    )
-    assert done == [8, 8, TRANSFER_FAIL, 8, TRANSFER_FAIL, TRANSFER_FAIL]
+def test_after_a_failed_write_the_rest_is_not_tried():
+    store = Store((1, [0, 0, TRANSFER_FAIL, 0]))
+    done = put(store.bounded(), *values(*[1] * 6))
+    assert done == [0, 0, TRANSFER_FAIL, 0, TRANSFER_FAIL, TRANSFER_FAIL]
     assert len(store.calls) == 1
+
+
+def test_after_a_read_that_failed_twice_the_rest_is_not_tried():
+    store = Store((1, [8, 8, TRANSFER_FAIL, 8]), (1, [TRANSFER_FAIL]))
+    got = store.bounded().batch_get_into_multi_buffers(*values(*[1] * 6))
+    assert got == [8, 8, TRANSFER_FAIL, 8, TRANSFER_FAIL, TRANSFER_FAIL]
+    assert store.calls == [["k0", "k1", "k2", "k3"], ["k2"]]
+
+
+def test_a_read_that_was_dropped_is_tried_once_more_and_no_other():
+    store = Store((10, [TRANSFER_FAIL, 8, TRANSFER_FAIL, GONE]), (1, [8, GONE]))
+    got = store.bounded().batch_get_into_multi_buffers(*values(*[1] * 5))
+    assert got == [8, 8, GONE, GONE, 8]
+    assert store.calls == [["k0", "k1", "k2", "k3"], ["k0", "k2"], ["k4"]]
+    # Not before Mooncake connects again.
+    assert store.now > 10 + 1 + 1
 
 
 def test_a_key_that_is_gone_keeps_its_code_and_the_others_are_read():
@@ -103,6 +114,18 @@ def test_a_key_that_is_gone_keeps_its_code_and_the_others_are_read():
 def test_other_calls_pass_through():
     bounded = BoundedStore(SimpleNamespace(batch_is_exist=lambda keys: [1]), 4, 10)
     assert bounded.batch_is_exist(["k"]) == [1]
+
+
+def test_while_a_peer_is_gone_no_read_is_tried_twice():
+    store = Store(*[(0, [TRANSFER_FAIL])] * 5)
+    bounded = store.bounded()
+    counts = []
+    for pause in (0, 1, 1, 40):
+        store.sleep(pause)
+        before = len(store.calls)
+        bounded.batch_get_into_multi_buffers(*values(1))
+        counts.append(len(store.calls) - before)
+    assert counts == [2, 1, 1, 2]
 
 
 # Reads that were given up
@@ -118,9 +141,10 @@ def test_a_read_that_was_given_up_returns_when_another_has_come_through():
 
 
 def test_a_read_that_failed_in_time_is_over():
-    store = Store((20, [TRANSFER_FAIL]))
+    store = Store(*[(20, [TRANSFER_FAIL])] * 2)
     assert store.bounded().batch_get_into_multi_buffers(*values(1)) == [TRANSFER_FAIL]
-    assert store.now == 20
+    # Twice, and nothing else to wait for.
+    assert 40 < store.now < 45
 
 
 def test_a_value_that_is_gone_says_nothing_of_its_peer():
