@@ -15,7 +15,7 @@ import pytest
 from benchmarks.testbed.server import VllmServer
 from benchmarks.testbed.store import MooncakeMaster
 from tests.e2e.client import ask, random_prompts, reset_local_cache
-from vllm.junctions.doctor.server import ServerMetrics
+from vllm.junctions.doctor.reading import ServerMetrics
 
 _TRANSFER = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 
@@ -84,13 +84,14 @@ def test_metrics_and_doctor_follow_a_servers_life(tmp_path, make_server):
         assert "put, get and remove in" in said
         master.kill()
         ask(server, random_prompts("gone", 500, 100)[0])
-        assert _lookups(_metrics(server))["error"] == 1
+        lookups = _lookups(_metrics(server))
+        assert lookups.get("error", 0) + lookups.get("timeout", 0) >= 1
         status, said = _doctor(
             "--base-url", server.base_url, MOONCAKE_CONFIG_PATH=str(config)
         )
         assert status == 1
         assert "is unreachable" in said
-        assert "1 of 4 lookups failed" in said
+        assert "the store or its master did not answer" in said
 
 
 @pytest.mark.slow

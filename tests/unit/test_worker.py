@@ -30,7 +30,7 @@ from tests.support import coordinator, full, groups, hashes, mamba, swa
 from vllm.junctions.data import JunctionReqMeta
 from vllm.junctions.lookup_plan import LookupPlan
 from vllm.junctions.lookup_report import LookupOutcome, LookupReport
-from vllm.junctions.metrics import JunctionCounters
+from vllm.junctions.metrics import LOOKUPS, JunctionCounters
 from vllm.junctions.protocol import HitUnits, add_junctions
 from vllm.junctions.worker import (
     JunctionLookupClient,
@@ -177,6 +177,8 @@ def test_an_answer_that_comes_late_is_for_nobody(channel):
     client._timeout_ms = 60_000
     assert _look_up(client).hit_length == 0
     assert client.counters.timed_out_lookups == 2
+    outcome = {"name": LOOKUPS.name, "labels": ["timeout"], "value": 2}
+    assert outcome in client.counters.take()
     assert client.take_junctions("r") is None
 
     client._patience.answered()

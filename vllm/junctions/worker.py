@@ -40,7 +40,7 @@ from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.coordinator import JunctionStoreCoordinator
 from vllm.junctions.explain import explain
 from vllm.junctions.lookup_plan import LookupPlan, plan_lookups
-from vllm.junctions.lookup_report import LookupReport
+from vllm.junctions.lookup_report import LookupOutcome, LookupReport
 from vllm.junctions.metrics import JunctionCounters
 from vllm.junctions.patience import Patience, bounded
 from vllm.junctions.protocol import (
@@ -417,6 +417,7 @@ class JunctionLookupClient(LookupKeyClient):
                 f"A store lookup was not answered within {self._timeout_ms} ms and "
                 "counts as no hit; lookups pause until the server may be back.",
             )
+            self.counters.add_lookup(LookupOutcome.TIMEOUT)
             return MooncakeLookupResult(0)
         except ValueError as error:
             self.counters.add_fault(

@@ -6,7 +6,15 @@ import pytest
 
 from vllm.junctions import compat
 from vllm.junctions.doctor import installation
-from vllm.junctions.doctor.findings import Finding, Level, exit_status, fail, ok, warn
+from vllm.junctions.doctor.findings import (
+    Finding,
+    Level,
+    exit_status,
+    fail,
+    ok,
+    summary,
+    warn,
+)
 
 
 def _levels(findings) -> list[str]:
@@ -23,6 +31,12 @@ def test_a_finding_is_one_line_with_what_to_do_at_its_end():
 def test_only_failures_make_the_exit_status():
     assert exit_status([ok("a", "b"), warn("a", "b", "c")]) == 0
     assert exit_status([ok("a", "b"), fail("a", "b", "c")]) == 1
+
+
+def test_the_summary_repeats_what_failed_and_nothing_else():
+    assert summary([ok("a", "b"), warn("a", "c", "d")]) == "Nothing failed."
+    said = summary([warn("a", "b", "c"), fail("d", "e", "f"), fail("g", "h", "i")])
+    assert said.splitlines() == ["Mend this first (2 failed):", "  d: e", "  g: h"]
 
 
 def test_this_environment_is_sound():
@@ -101,11 +115,11 @@ def _check(**config) -> list[Finding]:
 @pytest.mark.parametrize(
     ("config", "levels", "text"),
     [
-        ({}, ["ok"], "junctions are on"),
+        ({}, ["ok"], "turns junctions on"),
         (
             {"kv_connector_extra_config": {"junctions": False}},
             ["FAIL"],
-            "junctions are off",
+            "turns junctions off",
         ),
         (
             {"kv_connector_extra_config": {"junctions_depth": 2}},
@@ -145,7 +159,7 @@ def test_a_child_of_multiconnector_is_looked_at():
         kv_connector="MultiConnector",
         kv_connector_extra_config={"connectors": [child]},
     )
-    assert [f.text for f in found] == ["junctions are off"]
+    assert [f.text for f in found] == ["turns junctions off"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kv_connector": 1}'])

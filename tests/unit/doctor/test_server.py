@@ -9,12 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm.junctions.doctor.findings import Finding, Level
 from vllm.junctions.doctor.server import check_servers
 from vllm.junctions.lookup_report import LookupOutcome
 from vllm.junctions.metrics import INFO, TAILS_SKIPPED, JunctionCounters
+from vllm.junctions.scheduler import hash_root
 from vllm.junctions.stats import JunctionConnectorStats, JunctionPromMetrics
 
 _TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
@@ -106,16 +109,33 @@ def test_a_server_with_junctions_off(serve):
     assert "junctions are off or not loaded" in found.text
 
 
+def test_a_server_that_runs_the_stock_connector(serve):
+    """Told apart from one without any; and nothing else is asked of it."""
+    stock = 'vllm:mooncake_store_operation_keys_total{operation="save_put"} 5.0\n'
+    found = _check(serve, stock, stock)
+    assert len(found) == 2
+    assert "runs there as stock" in found[0].text
+    assert '"junctions": false' in found[0].mend
+    none = _only(_check(serve, "vllm:prompt_tokens_total 5.0\n"))
+    assert "nothing of MooncakeStoreConnector either" in none.text
+
+
 def test_a_server_that_was_asked_nothing(serve):
     found = _only(_check(serve, _metrics({})))
     assert (found.level, found.text) == (Level.WARN, "no lookup so far")
 
 
-@pytest.mark.parametrize("outcome", [LookupOutcome.ERROR, LookupOutcome.TIMEOUT])
-def test_a_server_whose_store_does_not_answer(serve, outcome):
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (LookupOutcome.ERROR, "of 3 counted lookups, 3 failed and 0 were not answered"),
+        (LookupOutcome.TIMEOUT, "of 3 counted lookups, 0 failed and 3 were not answer"),
+    ],
+)
+def test_a_server_whose_store_does_not_answer(serve, outcome, text):
     found = _only(_check(serve, _metrics({outcome: 3})))
     assert found.level is Level.FAIL
-    assert "3 of 3 lookups failed" in found.text
+    assert text in found.text
 
 
 def test_failures_are_said_beside_hits(serve):
@@ -139,6 +159,22 @@ def test_nothing_stored_names_block_and_hash_root(serve):
     assert found.level is Level.WARN
     assert "scheduler block 64 tokens, hash root aa" in found.text
     assert "--prompt" in found.mend
+    assert "--base-url of each" in found.mend
+
+
+def test_nothing_is_advised_that_has_been_done(serve, tmp_path):
+    nothing = _metrics({LookupOutcome.NOTHING_STORED: 2})
+    files = _prompts(tmp_path, "[1]", "[1]")
+    found = _check(serve, nothing, nothing, prompts=files)
+    assert "--" not in found[0].mend
+
+
+def test_keys_that_could_not_be_saved_are_said(serve):
+    name = "vllm:mooncake_store_operation"
+    label = '{operation="save_put"}'
+    text = f"{name}_keys_total{label} 9.0\n{name}_failed_keys_total{label} 8.0\n"
+    found = _check(serve, _metrics({LookupOutcome.HIT: 1}) + text)[-1]
+    assert (found.level, found.text) == (Level.WARN, "8 of 9 keys could not be saved")
 
 
 def test_instances_with_different_hash_roots(serve):
@@ -187,6 +223,36 @@ def test_a_server_that_is_not_there(serve):
     assert _only(list(check_servers(["file:///etc/passwd"]))).level is Level.FAIL
 
 
+def test_an_address_without_its_scheme_is_not_taken_for_a_dead_server():
+    found = _only(list(check_servers(["127.0.0.1:8000"])))
+    assert (found.text, found.mend) == (
+        "is no http address",
+        "write http://127.0.0.1:8000",
+    )
+
+
+def test_prompts_are_not_dropped_in_silence_where_no_server_answers(tmp_path):
+    files = _prompts(tmp_path, "[1]", "[1]")
+    found = list(check_servers(["http://127.0.0.1:9"], files))[-1]
+    assert (found.subject, found.level) == ("prompts", Level.WARN)
+
+
+@pytest.mark.parametrize(("seed", "level"), [("7", Level.OK), ("8", Level.WARN)])
+def test_the_seed_of_this_environment_is_compared_with_the_servers(
+    serve, monkeypatch, seed, level
+):
+    """With the root that vLLM itself makes of a seed and an algorithm."""
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"", raising=False)
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    kv_cache_utils.init_none_hash(get_hash_fn_by_name("sha256"))
+    text = _metrics({LookupOutcome.HIT: 1}, hash_root=hash_root())
+    text += 'vllm:cache_config_info{prefix_caching_hash_algo="sha256"} 1.0\n'
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    found = list(check_servers([serve(text)], is_server_environment=True))[-1]
+    assert (found.subject, found.level) == ("hash seed", level)
+    assert f"PYTHONHASHSEED = {seed} here (sha256)" in found.text
+
+
 def _prompts(tmp_path, *contents: str) -> list[str]:
     paths = [tmp_path / f"{index}" for index in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
@@ -201,6 +267,28 @@ def test_prompts_are_compared_with_a_block(serve, tmp_path, shared, level):
     found = _check(serve, _metrics({LookupOutcome.HIT: 1}), prompts=files)[-1]
     assert found.level is level
     assert f"they share {shared} tokens" in found.text
+
+
+def test_a_stranger_among_prompts_that_share_is_named(serve, tmp_path):
+    ids = list(range(64))
+    files = _prompts(tmp_path, *(json.dumps([*ids, n]) for n in (1, 2)), "[5, 6]")
+    found = _check(serve, _metrics({LookupOutcome.HIT: 1}), prompts=files)[-2:]
+    assert [f.level for f in found] == [Level.FAIL, Level.OK]
+    assert f"{files[2]} shares 0 tokens with the others" in found[0].text
+    assert "they share 64 tokens" in found[1].text
+
+
+def test_one_prompt_alone_says_nothing(serve, tmp_path):
+    files = _prompts(tmp_path, "[1, 2]")
+    found = _check(serve, _metrics({LookupOutcome.HIT: 1}), prompts=files)[-1]
+    assert (found.level, found.text) == (Level.WARN, "one alone shares nothing")
+
+
+def test_prompts_are_measured_where_no_server_tells_its_block(serve, tmp_path):
+    files = _prompts(tmp_path, "[1, 2, 3]", "[1, 2]")
+    found = _check(serve, "vllm:prompt_tokens_total 5.0\n", prompts=files)[-1]
+    assert found.level is Level.WARN
+    assert "they share 2 tokens; no server tells its scheduler block" in found.text
 
 
 def test_text_is_tokenized_by_the_server(serve, tmp_path):

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from vllm.junctions.doctor.findings import Finding, exit_status
+from vllm.junctions.doctor.findings import Finding, exit_status, summary
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -35,8 +35,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FILE",
-        help="a prompt, as text or a JSON list of token ids; several should share a "
-        "prefix. Needs --base-url",
+        help="a prompt, as text or a JSON list of token ids; give two or more that "
+        "should share a prefix. Needs --base-url",
     )
     parser.add_argument(
         "--only-servers",
@@ -57,11 +57,14 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
         yield from installation.check_versions()
         yield from installation.check_hooks()
         yield from installation.check_entry_point()
-        yield from installation.check_hash_seed()
+        if not args.base_url:
+            yield from installation.check_hash_seed()
         yield from store.check_store()
     if args.kv_transfer_config is not None:
         yield from installation.check_transfer_config(args.kv_transfer_config)
-    yield from server.check_servers(args.base_url, args.prompt)
+    yield from server.check_servers(
+        args.base_url, args.prompt, is_server_environment=not args.only_servers
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for finding in findings(args):
         print(finding, flush=True)
         seen.append(finding)
+    print(f"\n{summary(seen)}")
     return exit_status(seen)
 
 

@@ -51,6 +51,15 @@ def fail(subject: str, text: str, mend: str) -> Finding:
     return Finding(Level.FAIL, subject, text, mend)
 
 
+def summary(findings: Iterable[Finding]) -> str:
+    """Return the lines that sum everything up: what failed, or that nothing did."""
+    failed = [finding for finding in findings if finding.level is Level.FAIL]
+    if not failed:
+        return "Nothing failed."
+    lines = [f"Mend this first ({len(failed)} failed):"]
+    return "\n".join(lines + [f"  {one.subject}: {one.text}" for one in failed])
+
+
 def exit_status(findings: Iterable[Finding]) -> int:
     """Return 1 if anything failed, otherwise 0."""
     return int(any(finding.level is Level.FAIL for finding in findings))

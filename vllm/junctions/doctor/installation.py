@@ -146,7 +146,7 @@ def _check_store_config(subject: str, config: _TransferConfig) -> Iterator[Findi
     if not is_on:
         yield fail(
             subject,
-            "junctions are off",
+            "turns junctions off",
             'set "junctions": true in kv_connector_extra_config, or remove the key',
         )
     elif config.kv_connector_module_path:
@@ -157,7 +157,7 @@ def _check_store_config(subject: str, config: _TransferConfig) -> Iterator[Findi
             "remove the key",
         )
     else:
-        yield ok(subject, "junctions are on")
+        yield ok(subject, "turns junctions on")
     if config.kv_role == "kv_consumer" and not extra.get("save_decode_cache"):
         yield warn(
             subject,

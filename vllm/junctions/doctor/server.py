@@ -1,68 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a running server does not hit, from its ``/metrics``."""
 
-import urllib.error
-import urllib.request
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
-import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from vllm.junctions.doctor.findings import Finding, fail, ok, warn
+from vllm.junctions.doctor.installation import check_hash_seed
+from vllm.junctions.doctor.prompts import check_prompts
+from vllm.junctions.doctor.reading import NoHttpAddressError, ServerMetrics, get
 from vllm.junctions.lookup_report import LookupOutcome
 from vllm.junctions.metrics import FAULTS, INFO, LOOKUPS, TAILS_SKIPPED
 
-_SECONDS = 10.0
 _AGREE = ("hash_root", "block_tokens", "hash_tokens")
-
-
-@dataclass
-class ServerMetrics:
-    """What a server has counted since it started.
-
-    Attributes:
-        base_url: Where it listens.
-        samples: Metric name, then labels and value of each sample.
-    """
-
-    base_url: str
-    samples: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, base_url: str, text: str) -> "ServerMetrics":
-        """Read the text of ``/metrics``."""
-        metrics = cls(base_url)
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found = metrics.samples.setdefault(sample.name, [])
-                found.append((sample.labels, sample.value))
-        return metrics
-
-    def total(self, name: str, **labels: str) -> float:
-        """Sum the samples of a metric that have these labels."""
-        return sum(
-            value
-            for found, value in self.samples.get(name, [])
-            if labels.items() <= found.items()
-        )
-
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Return the values of a metric, summed by one of its labels."""
-        sums: dict[str, float] = {}
-        for labels, value in self.samples.get(name, []):
-            sums[labels[label]] = sums.get(labels[label], 0) + value
-        return sums
-
-    @property
-    def info(self) -> dict[str, str]:
-        """Labels of the information metric; empty before the first request."""
-        samples = self.samples.get(INFO.name)
-        return samples[-1][0] if samples else {}
+_STOCK = "vllm:mooncake_store_"
+_STOCK_KEYS = f"{_STOCK}operation_keys_total"
+_STOCK_FAILED_KEYS = f"{_STOCK}operation_failed_keys_total"
 
 
 def check_servers(
-    base_urls: Sequence[str], prompts: Sequence[str] = ()
+    base_urls: Sequence[str],
+    prompts: Sequence[str] = (),
+    is_server_environment: bool = False,
 ) -> Iterator[Finding]:
     """Explain the hits of running servers, and compare the servers.
 
@@ -70,31 +28,48 @@ def check_servers(
         base_urls: Where they listen, e.g. ``http://127.0.0.1:8000``.
         prompts: Files with prompts that should share a prefix: text, or a JSON
             list of token ids.
+        is_server_environment: Whether this process has the environment variables
+            that the servers were started with.
     """
     servers = []
     for base_url in base_urls:
         try:
-            text = _get(f"{base_url.rstrip('/')}/metrics")
+            text = get(f"{base_url.rstrip('/')}/metrics")
+        except NoHttpAddressError as error:
+            yield fail(base_url, str(error), f"write http://{base_url}")
+            continue
         except (OSError, ValueError) as error:
             yield fail(base_url, f"/metrics cannot be read ({error})", "start it")
             continue
         servers.append(ServerMetrics.parse(base_url, text))
-        yield from explain_hits(servers[-1])
+    untold = {
+        "compare two prompts with --prompt FILE --prompt FILE": len(prompts) < 2,
+        "give --base-url of each instance": len(servers) < 2,
+    }
+    advice = [text for text, is_untold in untold.items() if is_untold]
+    for server in servers:
+        yield from explain_hits(server, advice)
     yield from compare(servers)
+    if base_urls and is_server_environment:
+        yield from check_seed_of(servers)
     if prompts and servers:
-        yield from check_prompts(servers[0], prompts)
+        yield from check_prompts(servers, prompts)
+    elif prompts:
+        yield warn("prompts", "not compared: no server could be read", "see above")
 
 
-def explain_hits(server: ServerMetrics) -> Iterator[Finding]:
-    """Say whether a server's lookups hit, and if not, why."""
+def explain_hits(
+    server: ServerMetrics, advice: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Say whether a server's lookups hit, and if not, why.
+
+    Args:
+        server: The server.
+        advice: What else to ask the doctor when nothing was stored.
+    """
     url = server.base_url
-    if LOOKUPS.name not in server.samples:
-        yield fail(
-            url,
-            f"no {LOOKUPS.name} in /metrics: junctions are off or not loaded",
-            "look for a line with 'vllm-junctions' in the server's log; set "
-            '"junctions": true; install vllm-junctions where the server runs',
-        )
+    if not server.has_junctions:
+        yield _off(server)
         return
     outcomes = server.by_label(LOOKUPS.name, "outcome")
     total = int(sum(outcomes.values()))
@@ -108,12 +83,33 @@ def explain_hits(server: ServerMetrics) -> Iterator[Finding]:
     elif hits:
         yield ok(url, f"{hits} of {total} lookups hit")
     else:
-        yield from _explain_zero(server, outcomes, total)
+        yield from _explain_zero(server, outcomes, total, advice)
     yield from _faults(server, outcomes, total)
 
 
+def _off(server: ServerMetrics) -> Finding:
+    text = f"no {LOOKUPS.name} in /metrics: junctions are off or not loaded"
+    if any(name.startswith(_STOCK) for name in server.samples):
+        return fail(
+            server.base_url,
+            f"{text}; MooncakeStoreConnector runs there as stock",
+            'if it was started with "junctions": false, remove that; if not, run the '
+            "doctor where it runs: vllm-junctions is not installed there, or "
+            "VLLM_PLUGINS leaves it out (vLLM's Rust front-end shows no metrics of it)",
+        )
+    return fail(
+        server.base_url,
+        f"{text}; nothing of MooncakeStoreConnector either",
+        "select it with --kv-transfer-config, send a request, ask again; a server "
+        "that has it logs a line with 'vllm-junctions' when it starts",
+    )
+
+
 def _explain_zero(
-    server: ServerMetrics, outcomes: dict[str, float], total: int
+    server: ServerMetrics,
+    outcomes: dict[str, float],
+    total: int,
+    advice: Sequence[str],
 ) -> Iterator[Finding]:
     url = server.base_url
     block = server.info.get("block_tokens", "?")
@@ -135,45 +131,55 @@ def _explain_zero(
             "does, see 'Explain one lookup' in the README",
         )
     if number := counts.get(LookupOutcome.NOTHING_STORED):
-        yield from _nothing_stored(server, number, total, block)
+        yield _nothing_stored(server, number, total, block, advice)
 
 
 def _nothing_stored(
-    server: ServerMetrics, number: int, total: int, block: str
-) -> Iterator[Finding]:
-    url = server.base_url
-    saved = int(
-        server.total("vllm:mooncake_store_operation_keys_total", operation="save_put")
-        - server.total(
-            "vllm:mooncake_store_operation_failed_keys_total", operation="save_put"
-        )
-    )
+    server: ServerMetrics, number: int, total: int, block: str, advice: Sequence[str]
+) -> Finding:
+    saved = int(_saves(server) - _failed_saves(server))
     root = server.info.get("hash_root", "?")
-    yield warn(
-        url,
+    causes = [
+        f"prompts that share less than {block} tokens (one scheduler block), or "
+        "instances with another hash root, cache_prefix, model name or master, never "
+        "hit each other's keys"
+    ]
+    if not saved:
+        causes.append("nothing was saved: check kv_role, and what is said of saves")
+    return warn(
+        server.base_url,
         f"no hit: {number} of {total} lookups found nothing stored; this server saved "
         f"{saved} keys; scheduler block {block} tokens, hash root {root}",
-        f"(1) prompts that share less than {block} tokens cannot hit: compare two "
-        "with --prompt FILE --prompt FILE; (2) instances with different hash roots "
-        "(PYTHONHASHSEED) never hit each other's keys: give --base-url of each; (3) "
-        "with nothing saved, check kv_role and the log",
+        "; ".join([*causes, *advice]),
     )
+
+
+def _saves(server: ServerMetrics) -> float:
+    return server.total(_STOCK_KEYS, operation="save_put")
+
+
+def _failed_saves(server: ServerMetrics) -> float:
+    return server.total(_STOCK_FAILED_KEYS, operation="save_put")
 
 
 def _faults(
     server: ServerMetrics, outcomes: dict[str, float], total: int
 ) -> Iterator[Finding]:
-    failed = int(
-        outcomes.get(LookupOutcome.ERROR.value, 0)
-        + outcomes.get(LookupOutcome.TIMEOUT.value, 0)
-    )
-    if failed:
+    failed = int(outcomes.get(LookupOutcome.ERROR.value, 0))
+    late = int(outcomes.get(LookupOutcome.TIMEOUT.value, 0))
+    if failed or late:
         yield fail(
             server.base_url,
-            f"{failed} of {total} lookups failed: the store or its master does not "
-            "answer",
-            "start mooncake_master, then the server; run the doctor with the server's "
-            "MOONCAKE_CONFIG_PATH",
+            f"of {total} counted lookups, {failed} failed and {late} were not answered "
+            "in time: the store or its master did not answer",
+            "start mooncake_master: servers that ran when it died find the new one by "
+            "themselves; run the doctor with the server's MOONCAKE_CONFIG_PATH",
+        )
+    if unsaved := int(_failed_saves(server)):
+        yield warn(
+            server.base_url,
+            f"{unsaved} of {int(_saves(server))} keys could not be saved",
+            "the store is full, or did not answer: see the master's log",
         )
     for kind, count in server.by_label(FAULTS.name, "kind").items():
         if count:
@@ -190,7 +196,7 @@ def compare(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
         return
     told = [server for server in servers if server.info]
     for server in servers:
-        if not server.info:
+        if server.has_junctions and not server.info:
             yield warn(
                 server.base_url,
                 f"no {INFO.name} yet, so it cannot be compared",
@@ -212,63 +218,46 @@ def compare(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
             yield ok("instances", f"same {label}: {found[told[0].base_url]}")
 
 
-def check_prompts(server: ServerMetrics, files: Sequence[str]) -> Iterator[Finding]:
-    """Say how much of a prefix prompts share, in tokens and in blocks."""
-    subject = "prompts"
-    try:
-        tokens = [_tokens(server, file) for file in files]
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
-        yield fail(
-            subject,
-            f"cannot be read or tokenized ({error})",
-            "give text, or a JSON list of token ids; text needs a server with a "
-            "tokenizer",
-        )
+def check_seed_of(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
+    """Say whether a server started from this environment would hit what others save."""
+    told = [server for server in servers if server.info]
+    algorithms = {
+        labels.get("prefix_caching_hash_algo", "unknown")
+        for server in told
+        for labels, _ in server.samples.get("vllm:cache_config_info", [])
+    }
+    if len(algorithms) != 1 or "unknown" in algorithms:
+        yield from check_hash_seed()
         return
-    shared = 0
-    for ids in zip(*tokens, strict=False):
-        if len(set(ids)) > 1:
-            break
-        shared += 1
-    if not server.info:
-        yield warn(subject, f"they share {shared} tokens", "send the server a request")
-        return
-    block = int(server.info["block_tokens"])
-    if shared < block:
-        yield fail(
-            subject,
-            f"they share {shared} tokens, less than one scheduler block of {block}: "
-            "they cannot hit",
-            "put what they share first, and make it longer",
+    (algorithm,) = algorithms
+    seed = os.environ.get("PYTHONHASHSEED")
+    here = _hash_root_here(algorithm)
+    text = (
+        f"PYTHONHASHSEED {'unset' if seed is None else f'= {seed}'} here ({algorithm}) "
+        f"makes hash root {here}"
+    )
+    others = [server for server in told if server.info["hash_root"] != here]
+    if others:
+        yield warn(
+            "hash seed",
+            f"{text}, which {', '.join(one.base_url for one in others)} "
+            f"{'has' if len(others) == 1 else 'have'} not",
+            "nothing, if this is not the environment of those servers; else the same "
+            "PYTHONHASHSEED everywhere",
         )
     else:
-        yield ok(
-            subject,
-            f"they share {shared} tokens; at most {shared // block * block} can hit "
-            "(with EAGLE or MTP a block less)",
-        )
+        yield ok("hash seed", f"{text}, as on the servers")
 
 
-def _tokens(server: ServerMetrics, file: str) -> list[int]:
-    with open(file, "rb") as opened:
-        content = opened.read()
-    if content.lstrip().startswith(b"["):
-        return msgspec.json.decode(content, type=list[int])
-    model = next(iter(server.by_label(LOOKUPS.name, "model_name")))
-    body = {"model": model, "prompt": content.decode()}
-    answer = _get(f"{server.base_url.rstrip('/')}/tokenize", msgspec.json.encode(body))
-    tokens: list[int] = msgspec.json.decode(answer)["tokens"]
-    return tokens
+def _hash_root_here(algorithm: str) -> str:
+    """Return the root of the hash chain of an engine started from this environment.
 
+    Makes it this process's own root; the doctor hashes nothing else.
+    """
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import init_none_hash
 
-def _get(url: str, body: bytes | None = None) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is no http address")
-    request = urllib.request.Request(
-        url, data=body, headers={"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            return str(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        raise ValueError(f"{url} answers {error.code}") from error
+    from vllm.junctions.scheduler import hash_root
+
+    init_none_hash(get_hash_fn_by_name(algorithm))
+    return hash_root()
