@@ -298,11 +298,14 @@ MUTATIONS = (
         faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
     ),
     Mutation(
-        "try no read twice",
+        "try nothing twice",
         "transfers.py",
         "        if not failed or given_up or ",
         "        if failed or given_up or ",
-        faults=(_LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_read",),
+        faults=(
+            _LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_transfer[read]",
+            _LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_transfer[write]",
+        ),
     ),
     Mutation(
         "let loaded requests keep what others wait for",

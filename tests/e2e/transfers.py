@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of transfers, each a process: one owns values, the other reads them.
+"""The two ends of transfers, each a process: one owns values, others use its memory.
 
-``python -m tests.e2e.transfers own MASTER`` and
-``python -m tests.e2e.transfers read MASTER HOW``; both talk in lines.
+``python -m tests.e2e.transfers own MASTER``,
+``python -m tests.e2e.transfers read MASTER HOW`` and
+``python -m tests.e2e.transfers write MASTER``; all talk in lines.
 """
 
 import json
@@ -12,7 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from benchmarks.testbed.processes import free_port
 from vllm.junctions.transfers import BoundedStore, TransferLimits
@@ -84,5 +85,31 @@ def read(master: str, how: str) -> None:
     os._exit(0)
 
 
+def write(master: str) -> None:
+    """Write values as the connector does; tell how many are right in the end."""
+    limits = TransferLimits.from_environment(os.environ)
+    client = _connect(master, 0)
+    values = [bytes([index + 1]) * _VALUE_BYTES for index in range(NUM_VALUES)]
+    memory = np.frombuffer(b"".join(values), np.uint8).copy()
+    assert client.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+    store = BoundedStore(client, limits.max_transfers(2), limits.patience_seconds)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    results = store.batch_put_from_multi_buffers(
+        [f"w{index}" for index in range(NUM_VALUES)],
+        [[memory.ctypes.data + index * _VALUE_BYTES] for index in range(NUM_VALUES)],
+        [[_VALUE_BYTES]] * NUM_VALUES,
+        ReplicateConfig(),
+    )
+    print("returned", flush=True)
+    sys.stdin.readline()
+    # Were anything still to come late, it would have come.
+    time.sleep(10)
+    right = sum(client.get(f"w{i}") == value for i, value in enumerate(values))
+    print(json.dumps({"worst": min(results), "right": right}))
+    sys.stdout.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    {"own": own, "read": read}[sys.argv[1]](*sys.argv[2:])
+    {"own": own, "read": read, "write": write}[sys.argv[1]](*sys.argv[2:])

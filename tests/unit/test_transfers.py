@@ -82,38 +82,37 @@ def test_puts_with_a_group_for_each_key_stay_whole():
     assert len(store.calls) == 1
 
 
-def test_after_a_failed_write_the_rest_is_not_tried():
-    store = Store((1, [0, 0, TRANSFER_FAIL, 0]))
-    done = put(store.bounded(), *values(*[1] * 6))
-    assert done == [0, 0, TRANSFER_FAIL, 0, TRANSFER_FAIL, TRANSFER_FAIL]
-    assert len(store.calls) == 1
+def transfer(bounded: BoundedStore, is_put: bool, *args) -> list[int]:
+    if is_put:
+        return put(bounded, *args)
+    return bounded.batch_get_into_multi_buffers(*args)
 
 
-def test_after_a_read_that_failed_twice_the_rest_is_not_tried():
+@pytest.mark.parametrize("is_put", [False, True])
+def test_after_a_transfer_that_failed_twice_the_rest_is_not_tried(is_put: bool):
     store = Store((1, [8, 8, TRANSFER_FAIL, 8]), (1, [TRANSFER_FAIL]))
-    got = store.bounded().batch_get_into_multi_buffers(*values(*[1] * 6))
-    assert got == [8, 8, TRANSFER_FAIL, 8, TRANSFER_FAIL, TRANSFER_FAIL]
+    done = transfer(store.bounded(), is_put, *values(*[1] * 6))
+    assert done == [8, 8, TRANSFER_FAIL, 8, TRANSFER_FAIL, TRANSFER_FAIL]
     assert store.calls == [["k0", "k1", "k2", "k3"], ["k2"]]
 
 
-def test_a_read_that_was_dropped_is_tried_once_more_and_no_other():
-    store = Store((10, [TRANSFER_FAIL, 8, TRANSFER_FAIL, GONE]), (1, [8, GONE]))
-    got = store.bounded().batch_get_into_multi_buffers(*values(*[1] * 5))
-    assert got == [8, 8, GONE, GONE, 8]
+@pytest.mark.parametrize("is_put", [False, True])
+def test_what_was_dropped_is_tried_once_more_and_nothing_else(is_put: bool):
+    store = Store(
+        (10, [TRANSFER_FAIL, 8, TRANSFER_FAIL, GONE]), (1, [8, GONE]), (1, [8])
+    )
+    done = transfer(store.bounded(), is_put, *values(*[1] * 5))
+    assert done == [8, 8, GONE, GONE, 8]
     assert store.calls == [["k0", "k1", "k2", "k3"], ["k0", "k2"], ["k4"]]
     # Not before Mooncake connects again.
-    assert store.now > 10 + 1 + 1
+    assert store.now > 10 + 1 + 1 + 1
 
 
-def test_a_key_that_is_gone_keeps_its_code_and_the_others_are_read():
-    store = Store((1, [8, GONE, 8, 8]))
-    got = store.bounded().batch_get_into_multi_buffers(*values(*[1] * 6))
-    assert got == [8, GONE, 8, 8, 8, 8]
-
-
-def test_other_calls_pass_through():
-    bounded = BoundedStore(SimpleNamespace(batch_is_exist=lambda keys: [1]), 4, 10)
-    assert bounded.batch_is_exist(["k"]) == [1]
+def test_a_write_that_was_given_up_is_not_tried_again():
+    """It may still be under way."""
+    store = Store((60, [TRANSFER_FAIL]))
+    assert put(store.bounded(), *values(1)) == [TRANSFER_FAIL]
+    assert len(store.calls) == 1
 
 
 def test_while_a_peer_is_gone_no_read_is_tried_twice():

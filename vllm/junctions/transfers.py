@@ -7,8 +7,8 @@ the peer answers again, and write into, or read from, KV blocks that belong to a
 request by now. A TCP transfer that makes no progress is dropped earlier, and makes room
 for the next in the queue. So a call that asks for few transfers has seen the end of
 each of them, as long as they fail soon enough; and one that was given up all the same
-is not over before the queue is empty. A read that was dropped is tried once more: the
-peer may have been slow for no longer than that.
+is not over before the queue is empty. What was dropped is tried once more: the peer may
+have been slow for no longer than that.
 """
 
 import time
@@ -37,8 +37,8 @@ _OUR_LANES, _OUR_PATIENCE = 16, 10
 _OVERHEAD = 1.25
 # Mooncake does not connect to a peer again for a second after it dropped a transfer.
 _RECONNECT_SECONDS = 1.5
-# For so long no read is tried twice after one that failed twice: the peer is gone, and
-# loads that wait for their turn should not wait for it as well.
+# For so long nothing is tried twice after something that failed twice: the peer is
+# gone, and loads that wait for their turn should not wait for it as well.
 _RETRY_PAUSE_SECONDS = 30.0
 
 
@@ -89,9 +89,9 @@ def _positive(text: str, default: int) -> int:
 class BoundedStore:
     """A store whose gets and puts are split into calls of few transfers.
 
-    A read whose transfer failed is tried once more, unless another failed twice a short
-    while ago. After a call in which a transfer failed for good, the rest is not tried,
-    and counts as failed in the same way.
+    A value whose transfer failed is tried once more, unless another failed twice a
+    short while ago. After a call in which a transfer failed for good, the rest is not
+    tried, and counts as failed in the same way.
 
     Args:
         store: The store.
@@ -139,41 +139,13 @@ class BoundedStore:
         keys: Sequence[str],
         addrs: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
-    ) -> Sequence[int]:
-        """Read values of one call; a second time what was dropped the first time."""
-        got, given_up = self._get_once(keys, addrs, sizes)
-        failed = [index for index, code in enumerate(got) if code == TRANSFER_FAIL]
-        if not failed or given_up or self._clock() < self._no_retry_before:
-            return got
-        self._sleep(_RECONNECT_SECONDS)
-        again, _ = self._get_once(
-            [keys[index] for index in failed],
-            [addrs[index] for index in failed],
-            [sizes[index] for index in failed],
-        )
-        num_failed = list(again).count(TRANSFER_FAIL)
-        if num_failed:
-            self._no_retry_before = self._clock() + _RETRY_PAUSE_SECONDS
-        logger.warning(
-            "The store dropped %d reads; tried again, %d of them came through.",
-            len(failed),
-            len(failed) - num_failed,
-        )
-        merged = dict(zip(failed, again, strict=True))
-        return [merged.get(index, code) for index, code in enumerate(got)]
-
-    def _get_once(
-        self,
-        keys: Sequence[str],
-        addrs: Sequence[Sequence[int]],
-        sizes: Sequence[Sequence[int]],
     ) -> tuple[Sequence[int], bool]:
-        """Read values; also tell whether the call had to be waited for."""
+        """Read values; also tell whether they were given up, and waited for."""
         start = self._clock()
         got: Sequence[int] = self._store.batch_get_into_multi_buffers(
             keys, addrs, sizes
         )
-        given_up = TRANSFER_FAIL in got and self._clock() - start >= _LONG_SECONDS
+        given_up = self._given_up(got, start)
         if given_up:
             values = zip(keys, addrs, sizes, got, strict=True)
             self._settle([value for *value, code in values if code == TRANSFER_FAIL])
@@ -197,17 +169,21 @@ class BoundedStore:
             )
             return whole
 
-        def put(*part: Any) -> Sequence[int]:
+        def put(*part: Any) -> tuple[Sequence[int], bool]:
+            start = self._clock()
             done: Sequence[int] = self._store.batch_put_from_multi_buffers(
                 *part, config
             )
-            return done
+            return done, self._given_up(done, start)
 
         return self._in_parts(put, keys, addrs, sizes)
 
+    def _given_up(self, codes: Sequence[int], start: float) -> bool:
+        return TRANSFER_FAIL in codes and self._clock() - start >= _LONG_SECONDS
+
     def _in_parts(
         self,
-        call: Callable[..., Sequence[int]],
+        call: Callable[..., tuple[Sequence[int], bool]],
         keys: Sequence[str],
         addrs: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
@@ -215,11 +191,40 @@ class BoundedStore:
         results: list[int] = []
         for first, end in self._parts(addrs):
             part = slice(first, end)
-            done = call(keys[part], addrs[part], sizes[part])
+            done = self._twice(call, keys[part], addrs[part], sizes[part])
             results += done
             if TRANSFER_FAIL in done:
                 break
         return results + [TRANSFER_FAIL] * (len(keys) - len(results))
+
+    def _twice(
+        self,
+        call: Callable[..., tuple[Sequence[int], bool]],
+        keys: Sequence[str],
+        addrs: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> Sequence[int]:
+        """Make a call; make it again for what was dropped the first time."""
+        done, given_up = call(keys, addrs, sizes)
+        failed = [index for index, code in enumerate(done) if code == TRANSFER_FAIL]
+        if not failed or given_up or self._clock() < self._no_retry_before:
+            return done
+        self._sleep(_RECONNECT_SECONDS)
+        again, _ = call(
+            [keys[index] for index in failed],
+            [addrs[index] for index in failed],
+            [sizes[index] for index in failed],
+        )
+        num_failed = list(again).count(TRANSFER_FAIL)
+        if num_failed:
+            self._no_retry_before = self._clock() + _RETRY_PAUSE_SECONDS
+        logger.warning(
+            "The store dropped %d transfers; tried again, %d of them came through.",
+            len(failed),
+            len(failed) - num_failed,
+        )
+        merged = dict(zip(failed, again, strict=True))
+        return [merged.get(index, code) for index, code in enumerate(done)]
 
     def _parts(self, addrs: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
         """Yield first and end of runs of values with few buffers between them."""
