@@ -83,6 +83,28 @@ def test_wrong_kv_in_local_memory_stops_its_reader() -> None:
             engine.step()
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=WrongKV,
+    reason="Stock lets a request hit, within a block, what another one computes in "
+    "the same step, and copies that block before it is written.",
+)
+@pytest.mark.parametrize("side", ["stock", "on"])
+def test_a_hit_within_a_block_is_not_copied_before_it_is_written(side: Side) -> None:
+    """Found by the law *nothing wrong*, once in 42,000 examples."""
+    layout = Layout(
+        (Group("full", 4), Group("mamba", 4)), hash_tokens=2, drops_eagle_block=True
+    )
+    tokens = Tokens()
+    shared = tokens(2)
+    with Box(layout, EngineOptions(side=side)) as box:
+        engine = box.engine()
+        engine.serve(shared + tokens(2), "leaves a state within a block")
+        twice = shared + tokens(4)
+        engine.add(twice, "computes a block")
+        engine.serve(twice, "hits half of it in the same step")
+
+
 def test_closing_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     with Box(FULL_SWA) as box:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import assume, event, given
 
-from benchmarks.testbed.box import BoxEngine, Side
+from benchmarks.testbed.box import BoxEngine, Side, WrongKV
 from tests.property.model import ReuseModel, in_local_cache, in_store
 from tests.property.scenarios import (
     Run,
@@ -25,7 +25,7 @@ from tests.property.scenarios import (
 @given(rough_scenarios(gets_fail=True))
 def test_nothing_wrong(scenario: Scenario) -> None:
     """No value and no loaded block ever holds another prefix's KV."""
-    with Run(scenario, "on") as run:
+    with Run(scenario, "on") as run, but_for_early_copies(run):
         run.all_events()
 
         assert run.box.faults() == []
@@ -36,7 +36,11 @@ def test_nothing_wrong(scenario: Scenario) -> None:
 @given(rough_scenarios())
 def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) -> None:
     """Instances of both kinds can share a store."""
-    with Run(scenario, "on", "off") as run, but_for_padding(run):
+    with (
+        Run(scenario, "on", "off") as run,
+        but_for_padding(run),
+        but_for_early_copies(run),
+    ):
         run.all_events()
 
         assert run.box.faults() == []
@@ -53,6 +57,20 @@ def but_for_padding(run: Run) -> Iterator[None]:
         yield
     except AssertionError:
         assume(not any(engine.num_padded_prefills for engine in run.box.engines))
+        raise
+
+
+@contextlib.contextmanager
+def but_for_early_copies(run: Run) -> Iterator[None]:
+    """Set runs aside in which stock copies a block before it has been written.
+
+    See ``test_a_hit_within_a_block_is_not_copied_before_it_is_written`` of
+    ``tests/engine/test_box.py``.
+    """
+    try:
+        yield
+    except AssertionError:
+        assume(not any(engine.runner.num_early_copies for engine in run.box.engines))
         raise
 
 
@@ -118,7 +136,12 @@ def test_off_is_stock(scenario: Scenario) -> None:
 
 def traces(scenario: Scenario, side: Side) -> tuple:
     with Run(scenario, side) as run:
-        run.all_events()
+        try:
+            run.all_events()
+        except WrongKV as error:
+            # Stock's own, see but_for_early_copies. It has to be the same on both
+            # sides; what was still on its way to the store is chance.
+            return str(error), [engine.steps for engine in run.box.engines]
         return (
             run.box.store.puts,
             [

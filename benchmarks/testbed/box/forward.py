@@ -23,7 +23,12 @@ class WrongKV(AssertionError):
 
 
 class FakeModelRunner:
-    """KV memory, block tables and the forward pass over them."""
+    """KV memory, block tables and the forward pass over them.
+
+    Attributes:
+        num_early_copies: Blocks that were copied in the step that wrote them, and so
+            before it did.
+    """
 
     def __init__(self, layout: Layout, num_blocks: int) -> None:
         self._layout = layout
@@ -33,6 +38,7 @@ class FakeModelRunner:
         self.slots = self._memory.numpy().view(np.uint64)
         self.slots[:] = np.uint64(0xDEADBEEF)
         self.block_tables: dict[str, tuple[list[int], ...]] = {}
+        self.num_early_copies = 0
         self._state_column: dict[tuple[str, int], int] = {}
 
     def kv_caches(self) -> dict[str, torch.Tensor]:
@@ -52,6 +58,7 @@ class FakeModelRunner:
         starts = self._update_tables(output)
         for block_id in output.new_block_ids_to_zero or ():
             self.slots[block_id] = 0
+        self._count_early_copies(output, starts)
         for copy in output.kv_cache_block_copies or ():
             self.slots[copy.dst_block_id] = self.slots[copy.src_block_id]
         sampled = {}
@@ -68,6 +75,24 @@ class FakeModelRunner:
                 sequence.extend(sampled[req_id])
             self._write(req_id, sequence, start, end)
         return sampled
+
+    def _count_early_copies(
+        self, output: SchedulerOutput, starts: dict[str, int]
+    ) -> None:
+        copied = {copy.src_block_id for copy in output.kv_cache_block_copies or ()}
+        if not copied:
+            return
+        written = set()
+        for req_id, num_tokens in output.num_scheduled_tokens.items():
+            start = starts[req_id]
+            for group, table in zip(
+                self._layout.groups, self.block_tables[req_id], strict=True
+            ):
+                if group.kind != "mamba":
+                    first = start // group.block_tokens
+                    end = -(-(start + num_tokens) // group.block_tokens)
+                    written |= set(table[first:end])
+        self.num_early_copies += len(copied & written)
 
     def _update_tables(self, output: SchedulerOutput) -> dict[str, int]:
         """Bring block tables up to date; return computed tokens by request."""
