@@ -6,6 +6,7 @@ import os
 import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -43,6 +45,7 @@ from benchmarks.testbed.box.memory_store import (
 from benchmarks.testbed.store import MooncakeConfig
 
 _WAIT_SECONDS = 30.0
+_END_CONTEXT_SECONDS = 5.0
 _MAX_STEPS = 2_000
 
 
@@ -433,14 +436,25 @@ class BoxEngine:
         server.thread.join(timeout=_WAIT_SECONDS)
         client.close()
         server.close()
-        client.ctx.term()
-        server.ctx.term()
+        _end_context(client.ctx)
+        _end_context(server.ctx)
 
     def __enter__(self) -> "BoxEngine":
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
         self.close()
+
+
+def _end_context(context: zmq.Context) -> None:
+    """End a ZMQ context, or leave it behind where it does not end.
+
+    Once in some 100,000 times libzmq waits for ever for the end of a socket that was
+    closed while its peer went away.
+    """
+    ending = threading.Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(timeout=_END_CONTEXT_SECONDS)
 
 
 def _gate_jobs(thread: Any, gate: Gate) -> None:
