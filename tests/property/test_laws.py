@@ -6,7 +6,8 @@ KV that is not its own.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from hypothesis import assume, event, given
@@ -46,31 +47,30 @@ def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) ->
         assert run.box.faults() == []
 
 
-@contextlib.contextmanager
-def but_for_padding(run: Run) -> Iterator[None]:
+def but_for_padding(run: Run) -> AbstractContextManager[None]:
     """Set runs aside in which a stock instance stores wrong KV.
 
     A request that enters with one token to compute is padded with draft rows, and
     stock saves them as if they were tokens; see ``tests/engine/test_field_bugs.py``.
     """
-    try:
-        yield
-    except AssertionError:
-        assume(not any(engine.num_padded_prefills for engine in run.box.engines))
-        raise
+    return _but_for(run, lambda engine: engine.num_padded_prefills)
 
 
-@contextlib.contextmanager
-def but_for_early_copies(run: Run) -> Iterator[None]:
+def but_for_early_copies(run: Run) -> AbstractContextManager[None]:
     """Set runs aside in which stock copies a block before it has been written.
 
     See ``test_a_hit_within_a_block_is_not_copied_before_it_is_written`` of
     ``tests/engine/test_box.py``.
     """
+    return _but_for(run, lambda engine: engine.runner.num_early_copies)
+
+
+@contextlib.contextmanager
+def _but_for(run: Run, num_struck: Callable[[BoxEngine], int]) -> Iterator[None]:
     try:
         yield
     except AssertionError:
-        assume(not any(engine.runner.num_early_copies for engine in run.box.engines))
+        assume(not any(map(num_struck, run.box.engines)))
         raise
 
 

@@ -132,24 +132,8 @@ class BoundedStore:
 
         Source: as Mooncake's ``batch_get_into_multi_buffers``.
         """
-        return self._in_parts(self._get, keys, addrs, sizes)
-
-    def _get(
-        self,
-        keys: Sequence[str],
-        addrs: Sequence[Sequence[int]],
-        sizes: Sequence[Sequence[int]],
-    ) -> tuple[Sequence[int], bool]:
-        """Read values; also tell whether they were given up, and waited for."""
-        start = self._clock()
-        got: Sequence[int] = self._store.batch_get_into_multi_buffers(
-            keys, addrs, sizes
-        )
-        given_up = self._given_up(got, start)
-        if given_up:
-            values = zip(keys, addrs, sizes, got, strict=True)
-            self._settle([value for *value, code in values if code == TRANSFER_FAIL])
-        return got, given_up
+        get = self._store.batch_get_into_multi_buffers
+        return self._in_parts(get, True, keys, addrs, sizes)
 
     def batch_put_from_multi_buffers(
         self,
@@ -169,21 +153,18 @@ class BoundedStore:
             )
             return whole
 
-        def put(*part: Any) -> tuple[Sequence[int], bool]:
-            start = self._clock()
+        def put(*part: Any) -> Sequence[int]:
             done: Sequence[int] = self._store.batch_put_from_multi_buffers(
                 *part, config
             )
-            return done, self._given_up(done, start)
+            return done
 
-        return self._in_parts(put, keys, addrs, sizes)
-
-    def _given_up(self, codes: Sequence[int], start: float) -> bool:
-        return TRANSFER_FAIL in codes and self._clock() - start >= _LONG_SECONDS
+        return self._in_parts(put, False, keys, addrs, sizes)
 
     def _in_parts(
         self,
-        call: Callable[..., tuple[Sequence[int], bool]],
+        call: Callable[..., Sequence[int]],
+        settles: bool,
         keys: Sequence[str],
         addrs: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
@@ -191,7 +172,7 @@ class BoundedStore:
         results: list[int] = []
         for first, end in self._parts(addrs):
             part = slice(first, end)
-            done = self._twice(call, keys[part], addrs[part], sizes[part])
+            done = self._twice(call, settles, keys[part], addrs[part], sizes[part])
             results += done
             if TRANSFER_FAIL in done:
                 break
@@ -199,18 +180,21 @@ class BoundedStore:
 
     def _twice(
         self,
-        call: Callable[..., tuple[Sequence[int], bool]],
+        call: Callable[..., Sequence[int]],
+        settles: bool,
         keys: Sequence[str],
         addrs: Sequence[Sequence[int]],
         sizes: Sequence[Sequence[int]],
     ) -> Sequence[int]:
         """Make a call; make it again for what was dropped the first time."""
-        done, given_up = call(keys, addrs, sizes)
+        done, given_up = self._once(call, settles, keys, addrs, sizes)
         failed = [index for index, code in enumerate(done) if code == TRANSFER_FAIL]
         if not failed or given_up or self._clock() < self._no_retry_before:
             return done
         self._sleep(_RECONNECT_SECONDS)
-        again, _ = call(
+        again, _ = self._once(
+            call,
+            settles,
             [keys[index] for index in failed],
             [addrs[index] for index in failed],
             [sizes[index] for index in failed],
@@ -225,6 +209,23 @@ class BoundedStore:
         )
         merged = dict(zip(failed, again, strict=True))
         return [merged.get(index, code) for index, code in enumerate(done)]
+
+    def _once(
+        self,
+        call: Callable[..., Sequence[int]],
+        settles: bool,
+        keys: Sequence[str],
+        addrs: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> tuple[Sequence[int], bool]:
+        """Make a call; tell whether it was given up, and if it settles, wait then."""
+        start = self._clock()
+        done = call(keys, addrs, sizes)
+        given_up = TRANSFER_FAIL in done and self._clock() - start >= _LONG_SECONDS
+        if given_up and settles:
+            values = zip(keys, addrs, sizes, done, strict=True)
+            self._settle([value for *value, code in values if code == TRANSFER_FAIL])
+        return done, given_up
 
     def _parts(self, addrs: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
         """Yield first and end of runs of values with few buffers between them."""
