@@ -21,10 +21,10 @@ from rich.table import Table
 
 from benchmarks import junction_probe
 from benchmarks.junction_probe import ProbeReport, ProbeRow
-from benchmarks.testbed.models import DEFAULT_MODEL, MODELS, TinyModel
-from benchmarks.testbed.processes import ProcessFailed
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.models import DEFAULT_MODEL, MODELS, TinyModel
+from testbed.processes import ProcessFailed
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 
 RESULTS = Path(__file__).parent / "results"
 SEED_TABLE = "seed-table"

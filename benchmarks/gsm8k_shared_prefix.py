@@ -55,7 +55,7 @@ from benchmarks.gsm8k.report import (
     summarise,
 )
 from benchmarks.junction_probe import ProbeError, scheduler_block_tokens
-from benchmarks.testbed.processes import ProcessFailed
+from testbed.processes import ProcessFailed
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -31,11 +31,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 )
 
 from benchmarks.seed_table import LAYOUT, TAIL_TOKENS
-from benchmarks.testbed.lookup_worker import ExistenceStore, build_worker
-from benchmarks.testbed.processes import free_port
-from benchmarks.testbed.store import MooncakeMaster
-from vllm.junctions.lookup_plan import LookupPlan
-from vllm.junctions.worker import JunctionStoreWorker
+from testbed.lookup_worker import ExistenceStore, build_worker
+from testbed.processes import free_port
+from testbed.store import MooncakeMaster
+from vllm.junctions.lookup.two_phase.plan import LookupPlan
+from vllm.junctions.store.worker import JunctionStoreWorker
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = tuple(1 << bits for bits in range(12, 21))

@@ -2,7 +2,7 @@
 """The seed table: where siblings hit on DeepSeek-V4's cache layout with MTP.
 
 Runs vLLM's real scheduler and the real connector without a model (see
-``benchmarks/testbed/box``), stock and with junctions, and checks the numbers.
+``testbed/box``), stock and with junctions, and checks the numbers.
 ``make demo MODEL=seed-table`` prints it.
 """
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo import RESULTS, DemoResult, DemoRow
-from benchmarks.testbed.box import Box, EngineOptions, Group, Layout, Side
+from testbed.box import Box, EngineOptions, Group, Layout, Side
 
 SUMMARY = "DeepSeek-V4's cache layout with MTP, real scheduler, no model"
 

@@ -31,7 +31,7 @@ from benchmarks.replay.report import (
     write_json,
 )
 from benchmarks.replay.trace import Prompts, TraceError, number_prompts, read_trace
-from vllm.junctions.compat import vllm_version
+from vllm.junctions.seams.compat import vllm_version
 
 RESULTS = Path(__file__).parent / "results"
 _GIB = 2**30

@@ -42,11 +42,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.junction_probe import ProbeError, ServerFacts, ServerUnderProbe
-from benchmarks.testbed import gemma3_270m
-from benchmarks.testbed.models import GEMMA3
-from benchmarks.testbed.processes import ProcessFailed
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed import gemma3_270m
+from testbed.models import GEMMA3
+from testbed.processes import ProcessFailed
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 
 SCHEMA_VERSION = 1
 RESULTS = Path(__file__).parent / "results"

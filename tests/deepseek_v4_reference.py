@@ -185,7 +185,7 @@ def _through_vllm(batch: Batch) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    from benchmarks.testbed.deepseek_v4.stand_ins import register
+    from testbed.deepseek_v4.stand_ins import register
 
     register()
     register()

@@ -22,8 +22,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from benchmarks.testbed.models import GEMMA3
-from vllm.junctions.coordinator import JunctionStoreCoordinator
+from testbed.models import GEMMA3
+from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 
 def full(block_size: int) -> FullAttentionSpec:

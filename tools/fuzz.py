@@ -17,9 +17,9 @@ import atheris
 
 # Branches taken in these are what guides the search; more of them make it slower.
 _INSTRUMENTED = [
-    "vllm.junctions.boundaries",
+    "vllm.junctions.rules.boundaries",
     "vllm.junctions.config",
-    "vllm.junctions.protocol",
+    "vllm.junctions.store.wire",
     "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol",
 ]
 # vLLM itself first, so that only its wire format is instrumented.
@@ -27,7 +27,7 @@ import vllm.distributed.kv_transfer.kv_connector.v1.base  # noqa: E402, F401
 
 with atheris.instrument_imports(include=_INSTRUMENTED):
     from tests.fuzz.targets import LookupClient, check_config
-    from vllm.junctions.protocol import JUNCTION_GROUP_ID, HitUnits
+    from vllm.junctions.store.wire import JUNCTION_GROUP_ID, HitUnits
 
 _KEYS = ("junctions", "junctions_lookup_timeout_ms", "junction", "lookup_rpc_port", "")
 

@@ -10,8 +10,8 @@ TESTS = (
     "tests/engine/test_faults.py",
 )
 LOOKUP_TESTS = (
-    "tests/unit/test_tails.py",
-    "tests/unit/test_two_phase.py",
+    "tests/unit/rules/test_tails.py",
+    "tests/unit/lookup/two_phase/test_search.py",
     "tests/property/test_lookups.py",
 )
 
@@ -57,13 +57,13 @@ _STOCK_WORKER = (
 MUTATIONS = (
     Mutation(
         "skip the null-block check",
-        "worker.py",
+        "store/worker.py",
         _IMPORTS_END,
         _STOCK_WORKER + "_stock.NULL_BLOCK_ID = -1\n",
     ),
     Mutation(
         "drop the proof block",
-        "coordinator.py",
+        "store/coordinator.py",
         "            tails = super().store_mask(\n"
         "                aligned_token_len,\n"
         "                start_token,\n"
@@ -79,7 +79,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reuse a freed block: no pins while a save waits",
-        "scheduler.py",
+        "store/scheduler.py",
         "        assert isinstance(meta, MooncakeStoreConnectorMetadata)\n",
         "        assert isinstance(meta, MooncakeStoreConnectorMetadata)\n"
         "        pool = self._gpu_block_pool\n"
@@ -89,13 +89,13 @@ MUTATIONS = (
     ),
     Mutation(
         "use the scalar instead of the tuple",
-        "hooks/request.py",
+        "core/request.py",
         "    return request.__dict__.get(_UNION, ())\n",
         "    return request.__dict__.get(_UNION, ())[-1:]\n",
     ),
     Mutation(
         "forget junctions on resume",
-        "scheduler.py",
+        "store/scheduler.py",
         "        self._junction_tracker.discard(scheduler_output.finished_req_ids)\n",
         "        self._junction_tracker.discard(scheduler_output.finished_req_ids)\n"
         "        self._junction_tracker.discard(scheduler_output.preempted_req_ids "
@@ -103,64 +103,64 @@ MUTATIONS = (
     ),
     Mutation(
         "EAGLE: keep the upper position only",
-        "boundaries.py",
+        "rules/boundaries.py",
         "    if use_eagle:\n"
         "        positions.insert(0, longest_hit_length - scheduler_block_size)\n",
         "",
     ),
     Mutation(
         "keep junctions locally, store nothing there",
-        "scheduler.py",
+        "store/scheduler.py",
         "JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))",
         "JunctionReqMeta.of(req_meta, ())",
     ),
     Mutation(
         "ignore what the store reports",
-        "scheduler.py",
+        "store/scheduler.py",
         "            set_store_junctions(request, junctions)\n",
         "            set_store_junctions(request, ())\n",
     ),
     Mutation(
         "no Mamba stop at junctions but the last",
-        "hooks/core_scheduler.py",
+        "core/mamba_chunks.py",
         "for j in shared_prefix_boundaries(request) or (0,)",
         "for j in shared_prefix_boundaries(request)[-1:] or (0,)",
     ),
     Mutation(
         "wait for lookups without a bound",
-        "patience.py",
+        "lookup/patience.py",
         "        socket.setsockopt(option, timeout_ms)\n",
         "        socket.setsockopt(option, _WITHOUT_BOUND)\n",
         faults=(_BOX + "a_silent_lookup_channel_costs_hits_and_recovers",),
     ),
     Mutation(
         "wait the full time behind a silent server, again and again",
-        "patience.py",
+        "lookup/patience.py",
         "        return self._pause > 0 and self._clock() < self._paused_until\n",
         "        return False\n",
     ),
     Mutation(
         "never ask a silent server again",
-        "patience.py",
+        "lookup/patience.py",
         "        return self._pause > 0 and self._clock() < self._paused_until\n",
         "        return self._pause > 0\n",
     ),
     Mutation(
         "keep the socket of a lookup that was given up",
-        "worker.py",
+        "store/worker.py",
         "            self._replace_socket()\n",
         "",
     ),
     Mutation(
         "take hits that end within a block",
-        "scheduler.py",
+        "store/scheduler.py",
         "            else self._block_size,\n",
         "            else self._hash_block_size,\n",
         faults=(_BOX + "a_hit_within_a_block_does_not_end_in_an_endless_wait",),
     ),
     Mutation(
         "offer a hit again however often its load failed",
-        "load_failures.py",
+        "store/load_failures.py",
         "        return self._num_failed_by_request.get(req_id, 0) >= "
         "MAX_FAILED_LOADS\n",
         "        return False\n",
@@ -168,19 +168,19 @@ MUTATIONS = (
     ),
     Mutation(
         "overlook loads that fail by block",
-        "scheduler.py",
+        "store/scheduler.py",
         "            failed |= self._loading_into(invalid_block_ids)\n",
         "            self._loading_into(invalid_block_ids)\n",
     ),
     Mutation(
         "give up the store after the first failed load",
-        "load_failures.py",
+        "store/load_failures.py",
         "MAX_FAILED_LOADS = 2\n",
         "MAX_FAILED_LOADS = 1\n",
     ),
     Mutation(
         "leave a failed save's junctions to the next save",
-        "worker.py",
+        "store/worker.py",
         "        try:\n"
         "            super()._handle_request(req_meta)\n"
         "        finally:\n"
@@ -191,28 +191,28 @@ MUTATIONS = (
     ),
     Mutation(
         "take a part of a tail for the whole",
-        "two_phase.py",
+        "lookup/two_phase/search.py",
         "window.count(PRESENT) == end - first",
         "PRESENT in window",
         LOOKUP_TESTS,
     ),
     Mutation(
         "believe the first rank's answer for all",
-        "known_keys.py",
+        "lookup/two_phase/known_keys.py",
         "done = PRESENT if all_ranks or len(stems) == 1 else FIRST",
         "done = PRESENT",
         LOOKUP_TESTS,
     ),
     Mutation(
         "let a later rank's yes overrule an earlier one's no",
-        "known_keys.py",
+        "lookup/two_phase/known_keys.py",
         "                    elif states[unit] == ASKED:\n",
         "                    else:\n",
         LOOKUP_TESTS,
     ),
     Mutation(
         "forget that vLLM aligns a hit before it drops the proof block",
-        "tails.py",
+        "rules/tails.py",
         "        if length < self.num_blocks[drop]:\n"
         "            length -= length % self.step\n",
         "",
@@ -220,21 +220,21 @@ MUTATIONS = (
     ),
     Mutation(
         "let what disproves another group's tail go on for the longest hit",
-        "two_phase.py",
+        "lookup/two_phase/search.py",
         "    pool.skips_positions = False\n",
         "",
         LOOKUP_TESTS,
     ),
     Mutation(
         "take a hit of the whole prompt",
-        "two_phase.py",
+        "lookup/two_phase/search.py",
         "    if hit_length >= num_tokens:\n",
         "    if hit_length > num_tokens:\n",
         LOOKUP_TESTS,
     ),
     Mutation(
         "let a failed load go unreported",
-        "worker.py",
+        "store/worker.py",
         _IMPORTS_END,
         _STOCK_WORKER
         + "_stock.KVCacheStoreRecvingThread._report_load_error = lambda *_: None\n",
@@ -249,7 +249,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keep the blocks of a save that failed",
-        "worker.py",
+        "store/worker.py",
         "    def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:\n"
         "        super()._record_saved(req_meta, token_len)\n",
         "    _saved_id: int | None = None\n\n"
@@ -266,7 +266,7 @@ MUTATIONS = (
     ),
     Mutation(
         "read an error code of the store as yes",
-        "known_keys.py",
+        "lookup/two_phase/known_keys.py",
         "                    if answer != 1:\n",
         "                    if answer == 0:\n",
         faults=(
@@ -276,14 +276,14 @@ MUTATIONS = (
     ),
     Mutation(
         "leave a failed load's memory reserved",
-        "hooks/core_scheduler.py",
+        "core/mamba_chunks.py",
         "            self._inflight_prefills.discard(request)\n",
         "            pass\n",
         faults=(_BOX + "a_large_request_whose_load_failed_does_not_wait_for_itself",),
     ),
     Mutation(
         "ask the store for everything in one call",
-        "transfers.py",
+        "store/transfers.py",
         "            if index > first and num_buffers + len(buffers) > "
         "self._max_transfers:\n",
         "            if False:\n",
@@ -291,7 +291,7 @@ MUTATIONS = (
     ),
     Mutation(
         "do not wait for reads that were given up",
-        "transfers.py",
+        "store/transfers.py",
         "            self._settle([value for *value, code in values "
         "if code == TRANSFER_FAIL])\n",
         "            pass\n",
@@ -299,7 +299,7 @@ MUTATIONS = (
     ),
     Mutation(
         "try nothing twice",
-        "transfers.py",
+        "store/transfers.py",
         "        if not failed or given_up or ",
         "        if failed or given_up or ",
         faults=(
@@ -309,7 +309,7 @@ MUTATIONS = (
     ),
     Mutation(
         "let loaded requests keep what others wait for",
-        "hooks/core_scheduler.py",
+        "core/mamba_chunks.py",
         "                _give_back_memory(self, victim)\n",
         "                pass\n",
         ("tests/engine/test_box.py",),

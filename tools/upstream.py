@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run vLLM's own suites, stock and with ``vllm.junctions.enable()``, and compare.
+"""Run vLLM's own suites, stock and with ``tools.everywhere.enable()``, and compare.
 
 ``make test-upstream``. Each supported version's tests are run by two pytest
 processes side by side, one without this package and one with every hook applied

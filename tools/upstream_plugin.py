@@ -5,7 +5,7 @@ Loaded with ``-p``, before any conftest or test module is imported, so that what
 these import is what ``enable()`` left behind.
 
     UPSTREAM_OUTCOMES   file that gets one JSON line per test
-    UPSTREAM_ENABLE     1: apply ``vllm.junctions.enable()`` first
+    UPSTREAM_ENABLE     1: apply ``tools.everywhere.enable()`` first
     UPSTREAM_VERSION    the vLLM that must be running, for example 0.33.0
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 if os.environ.get("UPSTREAM_ENABLE") == "1":
-    import vllm.junctions
+    from tools.everywhere import enable
 
-    vllm.junctions.enable()
+    enable()
 
 
 class OutcomeWriter:
@@ -79,7 +79,7 @@ def pytest_sessionfinish(session: Any) -> None:
 
 def hooks_are_on() -> bool:
     """Whether this process has our hooks, asked without importing the package."""
-    hooks = sys.modules.get("vllm.junctions.hooks")
+    hooks = sys.modules.get("vllm.junctions.core")
     return hooks is not None and bool(hooks.CORE_HOOKS.installed)
 
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.testbed import gemma3_270m
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed import gemma3_270m
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 
 _SEGMENT_BYTES = 4 << 30
 _MAX_MODEL_TOKENS = 4096

@@ -20,8 +20,8 @@ from benchmarks.replay.keys import Answers, KeySpace, PromptBlocks
 from benchmarks.replay.layouts import ModelLayout
 from benchmarks.replay.policies import Policy
 from benchmarks.replay.trace import Prompt, Prompts
-from vllm.junctions.boundaries import merge_boundaries
-from vllm.junctions.coordinator import JunctionStoreCoordinator
+from vllm.junctions.rules.boundaries import merge_boundaries
+from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 Router = Literal["round-robin", "sticky"]
 

@@ -25,8 +25,8 @@ import vllm
 from benchmarks.soak.fleet import Fleet
 from benchmarks.soak.report import SoakReport
 from benchmarks.soak.run import Soak
-from benchmarks.testbed.models import DEFAULT_MODEL, MODELS
-from benchmarks.testbed.processes import ProcessFailed
+from testbed.models import DEFAULT_MODEL, MODELS
+from testbed.processes import ProcessFailed
 
 RESULTS = Path(__file__).parents[1] / "results"
 

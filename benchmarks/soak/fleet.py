@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.soak import watch
 from benchmarks.soak.report import ProcessMemory
-from benchmarks.testbed.models import TinyModel
-from benchmarks.testbed.plugins import write_plugin
-from benchmarks.testbed.processes import ProcessFailed
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.models import TinyModel
+from testbed.plugins import write_plugin
+from testbed.processes import ProcessFailed
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 
 _START_SECONDS = 600.0
 _REST_SECONDS = 180.0

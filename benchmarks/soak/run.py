@@ -26,7 +26,7 @@ from benchmarks.soak.outputs import (
 )
 from benchmarks.soak.report import SoakReport
 from benchmarks.soak.workload import Forest, Job, jobs
-from benchmarks.testbed.processes import ProcessFailed
+from testbed.processes import ProcessFailed
 
 _REQUEST_SECONDS = 180.0
 _MEASURE_SECONDS = 5.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine holds, seen from inside: a thread that writes it to a file.
 
-A plugin of the test bed (``benchmarks.testbed.plugins``) calls :func:`register` in
+A plugin of the test bed (``testbed.plugins``) calls :func:`register` in
 every process of a server. It only looks: sizes of tables, twice a second.
 """
 

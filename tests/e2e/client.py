@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import httpx
 
 from benchmarks.junction_probe import ServerUnderProbe
-from benchmarks.testbed.server import VllmServer
+from testbed.server import VllmServer
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.models import GEMMA3, TinyModel
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.models import GEMMA3, TinyModel
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.testbed.models import DEEPSEEK_V4
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster, StoreClient
+from testbed.models import DEEPSEEK_V4
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster, StoreClient
 from tests.e2e.client import ask, ask_cold, random_prompts, reset_local_cache
 
 pytestmark = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 from tests.e2e.client import (
     Answer,
     ask,

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.store import MooncakeMaster
 from tests.e2e.transfers import NUM_VALUES
-from vllm.junctions.transfers import TRANSFER_FAIL
+from vllm.junctions.store.transfers import TRANSFER_FAIL
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import sys
 import httpx
 import pytest
 
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.server import VllmServer
+from testbed.store import MooncakeMaster
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 from vllm.junctions.doctor.reading import ServerMetrics
 

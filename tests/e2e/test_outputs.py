@@ -3,7 +3,7 @@
 
 import pytest
 
-from benchmarks.testbed.store import StoreClient
+from testbed.store import StoreClient
 from tests.e2e.client import Answer, ask, random_prompts, reset_local_cache
 from tests.e2e.keys import block_hashes, group_of
 

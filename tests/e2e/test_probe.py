@@ -4,7 +4,7 @@
 import json
 
 from benchmarks import junction_probe
-from benchmarks.testbed.processes import free_port
+from testbed.processes import free_port
 
 
 def _run(capsys, *args: str) -> tuple[int, str]:

@@ -4,8 +4,8 @@
 import pytest
 
 from benchmarks import junction_probe
-from benchmarks.testbed.processes import ProcessFailed
-from benchmarks.testbed.store import MooncakeMaster
+from testbed.processes import ProcessFailed
+from testbed.store import MooncakeMaster
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 
 

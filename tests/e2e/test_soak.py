@@ -18,8 +18,8 @@ from benchmarks.soak.outputs import (
     cold_candidates,
     logprob_error,
 )
-from benchmarks.testbed.server import VllmServer
-from benchmarks.testbed.store import StoreClient
+from testbed.server import VllmServer
+from testbed.store import StoreClient
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 from tests.e2e.keys import block_hashes, group_of
 from tests.e2e.processes import alive, descendants

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.models import GEMMA3
-from benchmarks.testbed.server import VllmServer
+from testbed.models import GEMMA3
+from testbed.server import VllmServer
 from tests.e2e.client import ask, ask_cold, random_prompts, reset_local_cache
 
 _CORES = sorted(os.sched_getaffinity(0))

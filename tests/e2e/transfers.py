@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-from benchmarks.testbed.processes import free_port
-from vllm.junctions.transfers import BoundedStore, TransferLimits
+from testbed.processes import free_port
+from vllm.junctions.store.transfers import BoundedStore, TransferLimits
 
 NUM_VALUES = 100
 _VALUE_BYTES = 16384

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an engine in a box is as good as new after a fault."""
 
-from benchmarks.testbed.box import Box, BoxEngine
+from testbed.box import Box, BoxEngine
 from tests.engine.layouts import Tokens
 
 

@@ -3,7 +3,7 @@
 
 import random
 
-from benchmarks.testbed.box import Group, Layout
+from testbed.box import Group, Layout
 
 FULL_SWA = Layout((Group("full", 16), Group("swa", 16, 32)), hash_tokens=16)
 FULL_SWA_EAGLE = Layout(

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from benchmarks.testbed.box import (
+from testbed.box import (
     Box,
     BoxEngine,
     EngineOptions,
@@ -18,7 +18,7 @@ from benchmarks.testbed.box import (
 )
 from tests.engine.health import assert_nothing_left
 from tests.engine.layouts import FULL_SWA, SPARSE_LAYOUTS, Tokens, siblings
-from vllm.junctions.hooks import CORE_HOOKS
+from vllm.junctions.core import CORE_HOOKS
 
 all_layouts = pytest.mark.parametrize(
     "layout", SPARSE_LAYOUTS.values(), ids=SPARSE_LAYOUTS

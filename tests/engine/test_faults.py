@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     KVCacheStoreRecvingThread,
 )
 
-from benchmarks.testbed.box import (
+from testbed.box import (
     Box,
     BoxEngine,
     EngineOptions,
@@ -33,8 +33,8 @@ from tests.engine.layouts import (
     siblings,
 )
 from tests.engine.wire import AnsweringWire
-from vllm.junctions.hooks import CORE_HOOKS
-from vllm.junctions.patience import Patience
+from vllm.junctions.core import CORE_HOOKS
+from vllm.junctions.lookup.patience import Patience
 
 RECOMPUTE = EngineOptions(load_failure_policy="recompute")
 FULL_ONLY = Layout((Group("full", 16),), hash_tokens=16)

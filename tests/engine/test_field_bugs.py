@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from benchmarks import seed_table
-from benchmarks.testbed.box import (
+from testbed.box import (
     Box,
     BoxEngine,
     EngineOptions,

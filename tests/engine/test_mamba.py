@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 
-from benchmarks.testbed.box import Box, BoxEngine, Layout
+from testbed.box import Box, BoxEngine, Layout
 from tests.engine.layouts import (
     FULL_MAMBA,
     FULL_MAMBA_EAGLE,

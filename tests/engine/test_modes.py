@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.testbed.box import Box, BoxEngine, Side
+from testbed.box import Box, BoxEngine, Side
 from tests.engine.layouts import FULL_SWA, Tokens, siblings
 
 PROMPTS, SHARED_TOKENS = siblings(FULL_SWA)

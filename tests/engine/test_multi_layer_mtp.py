@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import coordinator
 
-from benchmarks.testbed.box import Box, EngineOptions, Layout
+from testbed.box import Box, EngineOptions, Layout
 from tests.engine.layouts import FULL_SWA_EAGLE, MLA_SWA_MIXED, siblings
 
 pytestmark = pytest.mark.skipif(

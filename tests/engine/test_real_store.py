@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.box import Box, BoxEngine, EngineOptions, Layout
-from benchmarks.testbed.store import MooncakeMaster, StoreClient
+from testbed.box import Box, BoxEngine, EngineOptions, Layout
+from testbed.store import MooncakeMaster, StoreClient
 from tests.engine.health import assert_nothing_left, counters
 from tests.engine.layouts import FULL_MAMBA, FULL_SWA, FULL_SWA_EAGLE, Tokens, siblings
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from benchmarks.testbed.box import Box, EngineOptions
+from testbed.box import Box, EngineOptions
 from tests.engine.layouts import FULL_SWA, Tokens
 
 _SHARED_WITH_STOCK = pytest.mark.xfail(

@@ -10,9 +10,9 @@ from benchmarks.replay.layouts import ModelLayout
 from benchmarks.replay.policies import JUNCTIONS, STOCK, policies
 from benchmarks.replay.replay import Cluster, Replay
 from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, TraceRequest, number_prompts
-from benchmarks.testbed.box import Box, EngineOptions, Group, Layout, Side
-from tests.unit.replay.layouts import random_trace
-from vllm.junctions.compat import vllm_version
+from testbed.box import Box, EngineOptions, Group, Layout, Side
+from tests.unit.benchmarks.replay.layouts import random_trace
+from vllm.junctions.seams.compat import vllm_version
 
 # From 0.33 on the local cache keeps the tail that a request loaded. The replay's caches
 # are 0.32's: it takes some hits for the store's that are local there.

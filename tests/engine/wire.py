@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup channel in a test's hand."""
 
-from benchmarks.testbed.box import BoxEngine
+from testbed.box import BoxEngine
 
 
 class AnsweringWire:

@@ -46,7 +46,7 @@ def test_the_wheel_holds_the_package_and_its_metadata_only(wheel):
     ]
     assert foreign == []
     assert "vllm/junctions/__init__.py" in names
-    assert "vllm/junctions/hooks/__init__.py" in names
+    assert "vllm/junctions/core/__init__.py" in names
     assert "vllm/junctions/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     sources = {str(path.relative_to(_ROOT)) for path in (_ROOT / "vllm").rglob("*.py")}
@@ -75,7 +75,7 @@ def test_the_entry_point_and_extras_are_in_the_metadata(wheel):
         entry_points = archive.read(
             folder.replace("METADATA", "entry_points.txt")
         ).decode()
-    assert "junctions = vllm.junctions.plugin:register" in entry_points
+    assert "junctions = vllm.junctions.overlay.plugin:register" in entry_points
     requires = [
         line.removeprefix("Requires-Dist: ")
         for line in metadata.splitlines()
@@ -112,7 +112,7 @@ class Environment:
             "import vllm.version, vllm.sampling_params\n"
             "found = u.find_spec('vllm.junctions')\n"
             "print('FOUND', vllm.__file__, found.origin if found else None)\n"
-            "if found: import vllm.junctions.plugin as p; p.register()\n"
+            "if found: import vllm.junctions.overlay.plugin as p; p.register()\n"
         )
         printed = _run(self.python, "-c", code, cwd=cwd).splitlines()
         line = next(line for line in printed if line.startswith("FOUND "))

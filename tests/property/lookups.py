@@ -16,11 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from benchmarks.seed_table import LAYOUT as DEEPSEEK_V4
-from benchmarks.testbed.box import Group, Layout
-from benchmarks.testbed.box.layout import Kind
-from benchmarks.testbed.lookup_worker import build_coordinator, build_worker
-from vllm.junctions.coordinator import JunctionStoreCoordinator
-from vllm.junctions.lookup_plan import Batches, LookupPlan
+from testbed.box import Group, Layout
+from testbed.box.layout import Kind
+from testbed.lookup_worker import build_coordinator, build_worker
+from vllm.junctions.lookup.two_phase.plan import Batches, LookupPlan
+from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 _MAX_POSITIONS = 160
 _MAX_UNITS = 2000

@@ -10,8 +10,8 @@ without a look at the code under test: no clever search, no masks.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.testbed.box import BoxEngine, Group, Layout
-from benchmarks.testbed.box.memory_store import MemoryStore
+from testbed.box import BoxEngine, Group, Layout
+from testbed.box.memory_store import MemoryStore
 
 # Says whether the block of a group that ends at a token position is cached.
 Cached = Callable[[int, int], bool]

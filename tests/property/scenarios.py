@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from benchmarks.testbed.box import (
+from testbed.box import (
     Box,
     BoxEngine,
     EngineOptions,

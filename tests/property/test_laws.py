@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import assume, event, given
 
-from benchmarks.testbed.box import BoxEngine, Side, WrongKV
+from testbed.box import BoxEngine, Side, WrongKV
 from tests.property.model import ReuseModel, in_local_cache, in_store
 from tests.property.scenarios import (
     Run,

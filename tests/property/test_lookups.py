@@ -7,7 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 )
 
 from tests.property.lookups import LookupCase, lookup_cases
-from vllm.junctions.worker import JunctionStoreWorker
+from vllm.junctions.store.worker import JunctionStoreWorker
 
 
 @given(lookup_cases())

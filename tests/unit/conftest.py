@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm.junctions.hooks import CORE_HOOKS, HookSet
+from vllm.junctions.core import CORE_HOOKS, HookSet
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from vllm.junctions import compat
 from vllm.junctions.doctor import installation
 from vllm.junctions.doctor.findings import (
     Finding,
@@ -15,6 +14,7 @@ from vllm.junctions.doctor.findings import (
     summary,
     warn,
 )
+from vllm.junctions.seams import compat
 
 
 def _levels(findings) -> list[str]:

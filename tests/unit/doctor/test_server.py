@@ -15,10 +15,10 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm.junctions.doctor.findings import Finding, Level
 from vllm.junctions.doctor.server import check_servers
-from vllm.junctions.lookup_report import LookupOutcome
-from vllm.junctions.metrics import INFO, TAILS_SKIPPED, JunctionCounters
-from vllm.junctions.scheduler import hash_root
-from vllm.junctions.stats import JunctionConnectorStats, JunctionPromMetrics
+from vllm.junctions.lookup.report import LookupOutcome
+from vllm.junctions.metrics.counted import INFO, TAILS_SKIPPED, JunctionCounters
+from vllm.junctions.metrics.exported import JunctionConnectorStats, JunctionPromMetrics
+from vllm.junctions.store.scheduler import hash_root
 
 _TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from benchmarks.testbed.deepseek_v4 import kernels
+from testbed.deepseek_v4 import kernels
 from tests import deepseek_v4_reference as reference
 from tests.deepseek_v4_reference import PAD, Batch
 

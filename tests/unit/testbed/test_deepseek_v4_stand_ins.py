@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.testbed.models import DEEPSEEK_V4, GEMMA3
+from testbed.models import DEEPSEEK_V4, GEMMA3
 from tests import deepseek_v4_reference as reference
 from tests.deepseek_v4_reference import Batch
 

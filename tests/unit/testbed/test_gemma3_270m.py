@@ -8,9 +8,9 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.testbed import gemma3_270m
-from benchmarks.testbed.gemma3_270m import weight_name
-from benchmarks.testbed.processes import ProcessFailed
+from testbed import gemma3_270m
+from testbed.gemma3_270m import weight_name
+from testbed.processes import ProcessFailed
 
 _INTEGERS = {
     "embedding_length": 32,

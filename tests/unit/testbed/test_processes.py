@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.processes import ChildProcess, ProcessFailed, free_port_range
+from testbed.processes import ChildProcess, ProcessFailed, free_port_range
 
 
 def test_a_port_range_is_one_that_mooncake_accepts():

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.testbed.random_weights import RandomWeightsLoader, random_weight
+from testbed.random_weights import RandomWeightsLoader, random_weight
 
 
 class _Model(nn.Module):

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from vllm.junctions import compat
 from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.doctor.findings import Finding, fail, ok, warn
 from vllm.junctions.errors import ConfigurationError, UnsupportedRuntimeError
-from vllm.junctions.plugin import CONNECTOR_NAME
+from vllm.junctions.overlay.plugin import CONNECTOR_NAME
+from vllm.junctions.seams import compat
 from vllm.junctions.version import __version__
 
 _GROUP = "vllm.general_plugins"
@@ -65,7 +65,7 @@ def _check_mooncake() -> Finding:
 def check_hooks() -> Iterator[Finding]:
     """Check that everything of vLLM that is wrapped has the expected signature."""
     try:
-        hooks = importlib.import_module("vllm.junctions.hooks").CORE_HOOKS
+        hooks = importlib.import_module("vllm.junctions.core").CORE_HOOKS
         compat.check_seams(compat.STORE_SEAMS)
         hooks.check()
     except UnsupportedRuntimeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm.junctions.metrics import INFO, LOOKUPS
+from vllm.junctions.metrics.counted import INFO, LOOKUPS
 
 _SECONDS = 10.0
 

@@ -8,8 +8,8 @@ from vllm.junctions.doctor.findings import Finding, fail, ok, warn
 from vllm.junctions.doctor.installation import check_hash_seed
 from vllm.junctions.doctor.prompts import check_prompts
 from vllm.junctions.doctor.reading import NoHttpAddressError, ServerMetrics, get
-from vllm.junctions.lookup_report import LookupOutcome
-from vllm.junctions.metrics import FAULTS, INFO, LOOKUPS, TAILS_SKIPPED
+from vllm.junctions.lookup.report import LookupOutcome
+from vllm.junctions.metrics.counted import FAULTS, INFO, LOOKUPS, TAILS_SKIPPED
 
 _AGREE = ("hash_root", "block_tokens", "hash_tokens")
 _STOCK = "vllm:mooncake_store_"
@@ -257,7 +257,7 @@ def _hash_root_here(algorithm: str) -> str:
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
-    from vllm.junctions.scheduler import hash_root
+    from vllm.junctions.store.scheduler import hash_root
 
     init_none_hash(get_hash_fn_by_name(algorithm))
     return hash_root()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba prefill chunks, split by vLLM's own method on a stand-in for its state.
+
+What a failed load reserves is a matter of the whole engine: see
+``tests/engine/test_faults.py``.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from tests.support import request
+from vllm.junctions.core.request import set_store_junctions
+
+pytestmark = pytest.mark.usefixtures("core_hooks")
+
+
+def _scheduler() -> SimpleNamespace:
+    """What the split reads of a scheduler: Mamba blocks of 32, no EAGLE."""
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=32),
+        scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
+        hash_block_size=32,
+        block_size=32,
+        max_num_scheduled_tokens=8192,
+        mamba_partial_cache_hit=False,
+        mamba_has_prefill_checkpoint_blocks=False,
+        mamba_shared_prefix_checkpoint=False,
+        mamba_prefill_checkpoint_alignment=None,
+        use_eagle_block_drop=False,
+        num_hash_lookahead_tokens=0,
+    )
+
+
+def _chunk_ends(r, num_prompt_tokens: int) -> list[int]:
+    """Positions at which the prefill chunks of a request end."""
+    ends, start = [], 0
+    while start < num_prompt_tokens:
+        r.num_computed_tokens = start
+        start += Scheduler._mamba_block_aligned_split(
+            _scheduler(), r, num_prompt_tokens - start
+        )
+        ends.append(start)
+    return ends
+
+
+def test_without_a_junction_the_split_is_stock():
+    r = request(num_tokens=500)
+    assert _chunk_ends(r, 500) == [480, 500]
+
+
+def test_chunks_stop_at_every_junction():
+    r = request(num_tokens=500)
+    r.shared_prefix_boundary = 256
+    set_store_junctions(r, (96, 384))
+    assert _chunk_ends(r, 500) == [96, 256, 384, 480, 500]
+
+
+def test_a_junction_inside_a_block_stops_at_the_block():
+    r = request(num_tokens=500)
+    set_store_junctions(r, (100, 200))
+    assert _chunk_ends(r, 500) == [96, 192, 480, 500]
+
+
+def test_a_junction_already_computed_no_longer_stops():
+    r = request(num_tokens=500)
+    set_store_junctions(r, (96,))
+    r.num_computed_tokens = 96
+    assert Scheduler._mamba_block_aligned_split(_scheduler(), r, 404) == 384

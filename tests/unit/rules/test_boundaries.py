@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from vllm.junctions.rules.boundaries import (
+    junction_boundaries,
+    merge_boundaries,
+    split_valid_boundaries,
+)
+
+
+@pytest.mark.parametrize(
+    ("hit", "longest", "eagle", "expected"),
+    [
+        (0, 0, False, ()),
+        (512, 512, False, ()),
+        (512, 256, True, ()),
+        (0, 3840, False, (3840,)),
+        (3584, 3840, False, (3840,)),
+        (0, 3840, True, (3584, 3840)),
+        (0, 256, True, (256,)),
+        (3584, 3840, True, (3840,)),
+        (3328, 3840, True, (3584, 3840)),
+    ],
+)
+def test_positions_above_the_joint_hit(hit, longest, eagle, expected):
+    assert junction_boundaries(hit, longest, 256, eagle) == expected
+
+
+def test_an_unaligned_longest_hit_stays_as_it_is():
+    assert junction_boundaries(0, 3900, 256, True) == (3644, 3900)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((-1, 0, 256, False), "hit_length=-1"),
+        ((0, -8, 256, False), "longest_hit_length=-8"),
+        ((0, 8, 0, False), "scheduler_block_size must be positive, got 0"),
+    ],
+)
+def test_impossible_numbers_are_refused(args, message):
+    with pytest.raises(ValueError, match=message):
+        junction_boundaries(*args)
+
+
+def test_merge_is_ascending_and_distinct():
+    assert merge_boundaries((3840,), (3584, 3840), ()) == (3584, 3840)
+
+
+def test_positions_outside_the_request_are_counted_and_dropped():
+    assert split_valid_boundaries((0, 9000, 3840, 3840, 4000), 4000) == (
+        (3840, 4000),
+        2,
+    )

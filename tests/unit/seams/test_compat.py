@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from vllm.junctions import UnsupportedRuntimeError
+from vllm.junctions.seams import compat
+
+
+@pytest.mark.parametrize(
+    "version", ["0.32.0", "0.32.1.dev3+g12", "0.33.0+cu130", "0.33.2rc1"]
+)
+def test_supported_versions(version):
+    assert compat.is_supported_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.32.0", "dev", ""])
+def test_unsupported_versions(version):
+    assert not compat.is_supported_version(version)
+
+
+def test_an_unsupported_version_is_named_beside_the_supported(monkeypatch):
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.34.0")
+    with pytest.raises(UnsupportedRuntimeError, match=r"0\.34\.0") as error:
+        compat.check_version()
+    assert "0.32.x and 0.33.x" in str(error.value)
+
+
+def test_the_running_vllm_is_supported():
+    compat.check_version()
+
+
+def test_every_seam_of_the_store_is_there():
+    compat.check_seams(compat.STORE_SEAMS)
+
+
+def test_a_missing_seam_is_named():
+    seam = compat.Seam(f"{compat.STORE_WORKER}:MooncakeStoreWorker.gone", ())
+    with pytest.raises(UnsupportedRuntimeError, match=r"MooncakeStoreWorker\.gone"):
+        compat.check_seams([seam])
+
+
+def test_a_changed_signature_is_named_with_both_sides():
+    seam = compat.Seam(
+        f"{compat.STORE_WORKER}:MooncakeStoreWorker.lookup", ("num_tokens", "hashes")
+    )
+    with pytest.raises(UnsupportedRuntimeError) as error:
+        compat.check_seams([seam])
+    assert "('num_tokens', 'block_hashes')" in str(error.value)
+    assert "('num_tokens', 'hashes')" in str(error.value)
+
+
+def test_this_vllm_has_no_junctions_of_its_own():
+    assert not compat.has_native_junctions()
+
+
+@pytest.mark.usefixtures("core_hooks")
+def test_our_own_hooks_are_not_taken_for_vllms():
+    assert not compat.has_native_junctions()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduler side: junctions go to the request before compute, and to its saves."""
+
+import copy
+import hashlib
+import logging
+from functools import cached_property
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    MooncakeStoreConnectorMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
+    MooncakeStoreScheduler,
+)
+from vllm.logger import init_logger
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from vllm.junctions.core.request import (
+    junctions_by_source,
+    set_store_junctions,
+    shared_prefix_boundaries,
+)
+from vllm.junctions.lookup.report import LookupOutcome
+from vllm.junctions.metrics.counted import FOUND, INFO, JunctionCounters
+from vllm.junctions.metrics.exported import JunctionConnectorStats
+from vllm.junctions.seams.compat import STORE_SCHEDULER
+from vllm.junctions.seams.substitute import substituted
+from vllm.junctions.store.coordinator import JunctionStoreCoordinator
+from vllm.junctions.store.data import JunctionReqMeta, JunctionTracker
+from vllm.junctions.store.load_failures import LoadFailures
+from vllm.junctions.store.wire import HitUnits
+from vllm.junctions.store.worker import JunctionLookupClient
+from vllm.junctions.version import __version__
+
+logger = init_logger(__name__)
+
+
+def hash_root() -> str:
+    """Return a short digest of the root of this process's block hash chain.
+
+    Instances with different roots never find each other's keys. The root comes from
+    ``PYTHONHASHSEED`` and the hash algorithm; the digest does not give it away.
+    """
+    root: bytes = getattr(kv_cache_utils, "NONE_HASH", b"")
+    return hashlib.sha256(root).hexdigest()[:8]
+
+
+class JunctionStoreScheduler(MooncakeStoreScheduler):
+    """The stock scheduler side, with junctions merged and carried to saves."""
+
+    client: JunctionLookupClient
+    # Whether steps can hold draft rows.
+    _speculates = False
+    _store_coord: JunctionStoreCoordinator
+    _has_told_info = False
+    _last_too_short: str | None = None
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        with substituted(
+            STORE_SCHEDULER,
+            LookupKeyClient=JunctionLookupClient,
+            MooncakeStoreCoordinator=JunctionStoreCoordinator,
+        ):
+            super().__init__(vllm_config, kv_cache_config)
+        self._speculates = vllm_config.speculative_config is not None
+        self.client.hit_units = HitUnits(
+            hash_block_size=self._hash_block_size,
+            hit=self._hash_block_size
+            if self.enable_partial_hash_hits
+            else self._block_size,
+            block_size=self._block_size,
+        )
+
+    @cached_property
+    def counters(self) -> JunctionCounters:
+        """This side's counters: the lookup client's, if it has any."""
+        found = getattr(self.client, "counters", None)
+        return JunctionCounters() if found is None else found
+
+    @cached_property
+    def _junction_tracker(self) -> JunctionTracker:
+        return JunctionTracker()
+
+    @cached_property
+    def _load_failures(self) -> LoadFailures:
+        return LoadFailures()
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Check for a store hit, and give the request the junctions it reports.
+
+        A lookup that is still in flight merges on the step at which it is ready;
+        one that failed, or was not made, merges nothing. After two failed loads a
+        request is offered no hit any more.
+
+        Source: extends ``MooncakeStoreScheduler.get_num_new_matched_tokens``.
+        """
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        # A client of another make answers lookups, but knows no junctions.
+        take_junctions = getattr(self.client, "take_junctions", None)
+        junctions = take_junctions and take_junctions(request.request_id)
+        if junctions is not None:
+            set_store_junctions(request, junctions)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug(
+                    "Request %s was looked up as %d tokens (last block %s): "
+                    "junctions at %s",
+                    request.request_id,
+                    request.num_tokens,
+                    request.block_hashes[-1].hex()[:8] if request.block_hashes else "",
+                    junctions,
+                )
+        elif self.enable_lookup and request.num_tokens < self._store_coord.align_unit:
+            self._count_too_short(request.request_id)
+        if self._load_failures.are_too_many(request.request_id):
+            self.load_specs.pop(request.request_id, None)
+            return (None if matched[0] is None else 0), False
+        return matched
+
+    def _count_too_short(self, req_id: str) -> None:
+        # The head of the queue is asked about at every step until it fits.
+        if req_id != self._last_too_short:
+            self._last_too_short = req_id
+            self.counters.add_lookup(LookupOutcome.TOO_SHORT)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Update state after block allocation, and note the request's junctions.
+
+        The scheduler assigns a request's local junctions before this call for the
+        last time, so the tuple is complete here.
+
+        Source: extends ``MooncakeStoreScheduler.update_state_after_alloc``.
+        """
+        self._count_found(request)
+        self._junction_tracker.add(
+            request.request_id, shared_prefix_boundaries(request)
+        )
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _count_found(self, request: Request) -> None:
+        # Twice for a request that loads: positions known by then count once.
+        known = self._junction_tracker.get(request.request_id)
+        for source, positions in zip(
+            ("local", "store"), junctions_by_source(request), strict=True
+        ):
+            num_new = sum(position not in known for position in positions)
+            if num_new:
+                self.counters.add(FOUND, num_new, source)
+
+    def get_kv_connector_stats(self) -> JunctionConnectorStats | None:
+        """Return what this side has counted since the last call, if anything."""
+        if not self._has_told_info:
+            self._has_told_info = True
+            self.counters.observe(
+                INFO,
+                1,
+                __version__,
+                str(self._block_size),
+                str(self._hash_block_size),
+                hash_root(),
+            )
+        return JunctionConnectorStats.of(None, self.counters)
+
+    def build_connector_meta(
+        self, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata:
+        """Build the step's metadata; every save names its request's junctions.
+
+        Source: extends ``MooncakeStoreScheduler.build_connector_meta``.
+        """
+        if self._speculates:
+            scheduler_output = self._but_for_padding(scheduler_output)
+        meta = super().build_connector_meta(scheduler_output)
+        assert isinstance(meta, MooncakeStoreConnectorMetadata)
+        self._junction_tracker.discard(scheduler_output.finished_req_ids)
+        self._load_failures.discard(scheduler_output.finished_req_ids)
+        meta.requests = [
+            JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))
+            if req_meta.can_save
+            else req_meta
+            for req_meta in meta.requests
+        ]
+        return meta
+
+    def _but_for_padding(self, scheduler_output: SchedulerOutput) -> SchedulerOutput:
+        """Count only real tokens of requests that enter with this step.
+
+        A request that enters with one token to compute gets draft rows as padding.
+        They are scheduled, but hold no token: a save that counts them would store
+        their KV under the hash of tokens that are sampled later.
+        """
+        scheduled = scheduler_output.num_scheduled_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        entering = {
+            new.req_id: new.num_computed_tokens
+            for new in scheduler_output.scheduled_new_reqs
+        } | {
+            req_id: num_computed_tokens
+            for req_id, num_computed_tokens in zip(
+                cached.req_ids, cached.num_computed_tokens, strict=True
+            )
+            if req_id in cached.resumed_req_ids
+        }
+        real = {
+            req_id: max(self._unfinished_requests[req_id][0].num_tokens - computed, 0)
+            for req_id, computed in entering.items()
+            if req_id in self._unfinished_requests
+        }
+        if all(scheduled[req_id] <= num_real for req_id, num_real in real.items()):
+            return scheduler_output
+        clipped = copy.copy(scheduler_output)
+        clipped.num_scheduled_tokens = scheduled | {
+            req_id: min(scheduled[req_id], num_real)
+            for req_id, num_real in real.items()
+        }
+        return clipped
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Release blocks of saves that have ended, and note which loads failed.
+
+        Source: extends ``MooncakeStoreScheduler.update_connector_output``.
+        """
+        super().update_connector_output(connector_output)
+        # vLLM's own suites hand in outputs that lack whatever they don't look at.
+        failed = set(getattr(connector_output, "failed_recving", ()))
+        invalid_block_ids = getattr(connector_output, "invalid_block_ids", ())
+        if invalid_block_ids:
+            failed |= self._loading_into(invalid_block_ids)
+        for req_id in failed:
+            self._load_failures.add(req_id)
+            self.client.counters.add_fault(
+                "failed_loads",
+                f"A load from the store failed for request {req_id}; the worker's log "
+                "names the keys.",
+            )
+
+    def _loading_into(self, block_ids: set[int]) -> set[str]:
+        """Return the requests that were to load any of these blocks.
+
+        Models with a single group report failed loads by block.
+        """
+        return {
+            req_id
+            for req_id, (_, groups) in self._unfinished_requests.items()
+            if any(not block_ids.isdisjoint(group) for group in groups)
+        }
