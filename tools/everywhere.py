@@ -5,13 +5,20 @@ For vLLM's own suites: the core hooks go on for every engine of the process, and
 Mooncake store modules name our classes.
 """
 
-import importlib
-
 from vllm.junctions.core import CORE_HOOKS
-from vllm.junctions.core.managers import ENABLED
+from vllm.junctions.core.managers import JUNCTIONS
 from vllm.junctions.overlay import plugin
 from vllm.junctions.seams import compat
 from vllm.junctions.seams.substitute import rebind
+from vllm.junctions.seams.switches import switch_on
+from vllm.junctions import repairs
+
+# Classes whose every object takes part.
+_SWITCHED = (
+    "vllm.v1.core.kv_cache_manager:KVCacheManager",
+    f"{compat.STORE_SCHEDULER}:MooncakeStoreScheduler",
+    f"{compat.STORE_WORKER}:LookupKeyClient",
+)
 
 
 def enable() -> None:
@@ -24,8 +31,10 @@ def enable() -> None:
     compat.check_version()
     compat.check_seams(compat.STORE_SEAMS)
     CORE_HOOKS.install()
-    manager = importlib.import_module("vllm.v1.core.kv_cache_manager")
-    setattr(manager.KVCacheManager, ENABLED, True)
+    repairs.HOOKS.install()
+    for target in _SWITCHED:
+        _, _, owner = compat.resolve(target)
+        switch_on(owner, (JUNCTIONS, *repairs.NAMES))
     _rebind_store_names()
     plugin.register()
 
@@ -33,9 +42,9 @@ def enable() -> None:
 def _rebind_store_names() -> None:
     from vllm.junctions.store.coordinator import JunctionStoreCoordinator
     from vllm.junctions.store.scheduler import JunctionStoreScheduler
+    from vllm.junctions.lookup.client import JunctionLookupClient
     from vllm.junctions.store.worker import (
-        JunctionLookupClient,
-        JunctionLookupServer,
+            JunctionLookupServer,
         JunctionSendingThread,
         JunctionStoreWorker,
     )

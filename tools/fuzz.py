@@ -19,7 +19,7 @@ import atheris
 _INSTRUMENTED = [
     "vllm.junctions.rules.boundaries",
     "vllm.junctions.config",
-    "vllm.junctions.store.wire",
+    "vllm.junctions.lookup.wire",
     "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol",
 ]
 # vLLM itself first, so that only its wire format is instrumented.
@@ -27,7 +27,7 @@ import vllm.distributed.kv_transfer.kv_connector.v1.base  # noqa: E402, F401
 
 with atheris.instrument_imports(include=_INSTRUMENTED):
     from tests.fuzz.targets import LookupClient, check_config
-    from vllm.junctions.store.wire import JUNCTION_GROUP_ID, HitUnits
+    from vllm.junctions.lookup.wire import JUNCTION_GROUP_ID, HitUnits
 
 _KEYS = ("junctions", "junctions_lookup_timeout_ms", "junction", "lookup_rpc_port", "")
 

@@ -15,12 +15,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 
 from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.errors import ConfigurationError
-from vllm.junctions.store.wire import (
+from vllm.junctions.lookup.wire import (
     JUNCTION_GROUP_ID,
     HitUnits,
     JunctionLookupResult,
 )
-from vllm.junctions.store.worker import JunctionLookupClient
+from vllm.junctions.lookup.client import JunctionLookupClient
 
 
 class _Wire:

@@ -15,7 +15,7 @@ from testbed.box import Box, BoxEngine, EngineOptions, Layout
 from tests.engine.layouts import SPARSE_LAYOUTS, Tokens
 from tests.engine.wire import AnsweringWire
 from tests.fuzz.targets import LookupClient, check_config
-from vllm.junctions.store.wire import JUNCTION_GROUP_ID, HitUnits
+from vllm.junctions.lookup.wire import JUNCTION_GROUP_ID, HitUnits
 
 _U32 = st.integers(0, 2**32 - 1)
 

@@ -2,7 +2,7 @@
 """Settings of this package, read from ``kv_connector_extra_config``."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,6 +10,17 @@ from vllm.junctions.errors import ConfigurationError
 
 # Every key that begins with this belongs to us; the rest is Mooncake's.
 KEY_PREFIX = "junction"
+# By name, so that settings can be read without importing what they switch on.
+REPAIR_NAMES = (
+    "padding_rows",
+    "prompt_embeds",
+    "same_pass_resume",
+    "endless_loads",
+    "load_reservation",
+    "loads_wait",
+    "silent_lookups",
+    "late_loads",
+)
 _LONGEST_TIMEOUT_MS = 3_600_000
 
 
@@ -19,12 +30,18 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         junctions: Whether store lookups report junctions and tails are kept there.
             False gives stock behaviour: the stock connector, no hooks.
+        junctions_lookup: How the store is asked: ``two_phase`` asks only for keys
+            that could matter, ``at_once`` makes stock's own single query.
+        junctions_repairs: Faults of stock to mend: all (True), none (False), or a
+            list of names.
         junctions_lookup_timeout_ms: How long the scheduler waits for the answer to
             a store lookup, in milliseconds; then the lookup counts as no hit. A
             lookup of a long prompt takes tens of milliseconds.
     """
 
     junctions: bool = True
+    junctions_lookup: Literal["two_phase", "at_once"] = "two_phase"
+    junctions_repairs: bool | tuple[str, ...] = True
     junctions_lookup_timeout_ms: Annotated[
         int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
     ] = 2_000
@@ -59,7 +76,26 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"Invalid value {value!r} for {key!r} in "
                     f"kv_connector_extra_config ({error}). Accepted: {_accepted()}."
                 ) from error
-        return msgspec.convert(ours, cls, strict=True)
+        config = msgspec.convert(ours, cls, strict=True)
+        config.repairs()
+        return config
+
+    def repairs(self) -> tuple[str, ...]:
+        """Return the names of the repairs that are on.
+
+        Raises:
+            ConfigurationError: ``junctions_repairs`` names one that does not exist.
+        """
+        wanted = self.junctions_repairs
+        if isinstance(wanted, bool):
+            return REPAIR_NAMES if wanted else ()
+        for name in wanted:
+            if name not in REPAIR_NAMES:
+                raise ConfigurationError(
+                    f"Unknown repair {name!r} in 'junctions_repairs' of "
+                    f"kv_connector_extra_config. Known: {', '.join(REPAIR_NAMES)}."
+                )
+        return wanted
 
 
 _FIELD_TYPES: Mapping[str, Any] = {
@@ -69,6 +105,8 @@ _FIELD_TYPES: Mapping[str, Any] = {
 
 _VALUES = {
     "junctions": "true or false",
+    "junctions_lookup": '"two_phase" or "at_once"',
+    "junctions_repairs": "true, false or a list of names",
     "junctions_lookup_timeout_ms": f"1 to {_LONGEST_TIMEOUT_MS}",
 }
 

@@ -28,8 +28,8 @@ from vllm.junctions.core.request import LocalJunction
 from vllm.junctions.metrics.counted import JunctionCounters
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.scheduler import JunctionStoreScheduler, hash_root
-from vllm.junctions.store.wire import HitUnits
-from vllm.junctions.store.worker import JunctionLookupClient
+from vllm.junctions.lookup.wire import HitUnits
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.version import __version__
 
 pytestmark = pytest.mark.usefixtures("core_hooks")

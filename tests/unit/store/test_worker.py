@@ -31,9 +31,9 @@ from vllm.junctions.lookup.report import LookupOutcome, LookupReport
 from vllm.junctions.lookup.two_phase.plan import LookupPlan
 from vllm.junctions.metrics.counted import LOOKUPS, JunctionCounters
 from vllm.junctions.store.data import JunctionReqMeta
-from vllm.junctions.store.wire import HitUnits, add_junctions
+from vllm.junctions.lookup.wire import HitUnits, add_junctions
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.store.worker import (
-    JunctionLookupClient,
     JunctionSendingThread,
     JunctionStoreWorker,
     _AnsweringWorker,

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.junctions.core.request import (
-    LocalJunction,
-    focused,
+    set_junctions,
     shared_prefix_boundaries,
+    with_scalar,
 )
 from vllm.junctions.rules.boundaries import junction_boundaries
 from vllm.junctions.seams.registry import Hook
+from vllm.junctions.seams.switches import is_on
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
-# Name of the switch on KVCacheManager: only an engine whose connector is ours
-# turns it on, so that another engine in the same process stays stock.
-ENABLED = "junctions_enabled"
+# The switch that our connector turns on for its engine's KVCacheManager.
+JUNCTIONS = "junctions"
 
 
 def drops_eagle_block(coordinator: "KVCacheCoordinator") -> bool:
@@ -39,14 +39,14 @@ def _get_computed_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
         self: "KVCacheManager", request: "Request", *args: Any, **kwargs: Any
     ) -> tuple[Any, int, int]:
         blocks, hit_length, longest = original(self, request, *args, **kwargs)
-        if longest and getattr(self, ENABLED):
-            positions = junction_boundaries(
+        if is_on(self, JUNCTIONS):
+            local = junction_boundaries(
                 hit_length,
                 longest,
                 self.coordinator.scheduler_block_size,
                 drops_eagle_block(self.coordinator),
             )
-            longest = LocalJunction(longest, positions)
+            set_junctions(request, local=local)
         return blocks, hit_length, longest
 
     return get_computed_blocks
@@ -78,10 +78,9 @@ def _cache_partial_tail_block(original: Callable[..., Any]) -> Callable[..., Any
     ) -> Any:
         checkpoint = self._checkpoints.get(request.request_id)
         position = num_tokens if checkpoint is None else checkpoint[0]
-        if position not in shared_prefix_boundaries(request):
-            return original(self, request, num_tokens, *args, **kwargs)
-        with focused(request, position):
-            return original(self, request, num_tokens, *args, **kwargs)
+        if position in shared_prefix_boundaries(request):
+            request = with_scalar(request, position)
+        return original(self, request, num_tokens, *args, **kwargs)
 
     return cache_partial_tail_block
 
@@ -90,19 +89,10 @@ _MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 
 HOOKS = (
     Hook(
-        target=f"vllm.v1.core.kv_cache_manager:KVCacheManager.{ENABLED}",
-        parameters=None,
-        why="Hooks are per process, engines are not: one may not use the connector.",
-        how="A class attribute, False; our connector sets it on its own manager.",
-        remove_when="The other hooks of this module go.",
-        guarded_by="tests/unit/core/test_managers.py",
-        replace=lambda _original: False,
-    ),
-    Hook(
         target="vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks",
         parameters=("request",),
         why="A local hit reports one position; under EAGLE there are two.",
-        how="Passes the original's scalar on as a number that carries them all.",
+        how="Sets the request's local junctions from what the original returns.",
         remove_when="get_computed_blocks returns all shared-prefix boundaries.",
         guarded_by="tests/unit/core/test_managers.py",
         replace=_get_computed_blocks,
@@ -120,7 +110,7 @@ HOOKS = (
         target=f"{_MANAGERS}:MambaManager._cache_partial_tail_block",
         parameters=("request", "num_tokens", "retention_interval"),
         why="Mamba keeps a checkpoint only where its position equals the scalar.",
-        how="Shows the checkpoint's position as the scalar when it is a junction.",
+        how="Hands in the request as it is with that junction for its scalar.",
         remove_when="Mamba compares with several shared-prefix boundaries.",
         guarded_by="tests/unit/core/test_managers.py",
         replace=_cache_partial_tail_block,

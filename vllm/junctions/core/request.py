@@ -1,116 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Request``: several junctions where vLLM keeps one scalar.
+"""``Request``: several junctions beside vLLM's one scalar.
 
-The scheduler assigns ``request.shared_prefix_boundary`` at each local lookup. With
-the hooks on, that assignment sets the *local* part; a finished store lookup sets
-the *store* part; ``request.shared_prefix_boundaries`` is their union. The scalar
-reads as it was assigned, for everyone else who uses it.
+Each source of junctions sets its own part; ``request.shared_prefix_boundaries`` is
+their union. The scalar ``request.shared_prefix_boundary`` stays vLLM's: it is what
+the local lookup assigned, for everyone who reads it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.junctions.rules.boundaries import merge_boundaries
+from vllm.junctions.rules.boundaries import chunk_stops, merge_boundaries
 from vllm.junctions.seams.registry import Hook
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-# Kept in the instance's own dictionary under vLLM's name, so that an instance
-# stays usable when the hooks go.
-_SCALAR = "shared_prefix_boundary"
-_LOCAL = "_junctions_local"
-_STORE = "_junctions_store"
-_UNION = "_junctions"
-_FOCUS = "_junctions_focus"
+# Where a request keeps its parts: in its own dictionary, so that an instance stays
+# usable when the hooks go.
+_KEY = "_junctions"
+_NAME = "shared_prefix_boundaries"
+# Where a vLLM with several boundaries takes those of a connector, if apart.
+_NATIVE_EXTERNAL = "external_prefix_boundaries"
 
 
-class LocalJunction(int):
-    """The scalar boundary of a local lookup, with all positions it stands for.
+@dataclass(frozen=True)
+class RequestJunctions:
+    """A request's junctions by source: ascending token positions.
 
-    ``KVCacheManager.get_computed_blocks`` returns one number and the scheduler
-    assigns it to the request; the positions travel with that number.
+    Attributes:
+        local: Derived at the last local lookup.
+        store: Reported by the last finished store lookup.
+        extra: Asked for in advance, by the client or by a prediction.
+        union: All of them, distinct.
     """
 
-    boundaries: tuple[int, ...]
-
-    def __new__(cls, scalar: int, boundaries: tuple[int, ...]) -> "LocalJunction":
-        """Create the number ``scalar`` that carries ``boundaries``."""
-        instance = super().__new__(cls, scalar)
-        instance.boundaries = boundaries
-        return instance
+    local: tuple[int, ...] = ()
+    store: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()
+    union: tuple[int, ...] = ()
 
 
-def _get_scalar(request: "Request") -> int:
-    state = request.__dict__
-    return state.get(_FOCUS, state.get(_SCALAR, 0))
+_NONE = RequestJunctions()
 
 
-def _set_scalar(request: "Request", value: int) -> None:
-    state = request.__dict__
-    state[_SCALAR] = int(value)
-    if isinstance(value, LocalJunction):
-        local = value.boundaries
-    else:
-        local = (int(value),) if value else ()
-    _set_part(state, _LOCAL, local)
-
-
-def _set_part(state: dict[str, Any], part: str, positions: tuple[int, ...]) -> None:
-    # Read on every step of every request, so the union is made when it changes.
-    state[part] = positions
-    state[_UNION] = merge_boundaries(state.get(_LOCAL, ()), state.get(_STORE, ()))
+def junctions_of(request: "Request") -> RequestJunctions:
+    """Return a request's junctions by source."""
+    found: RequestJunctions = request.__dict__.get(_KEY, _NONE)
+    return found
 
 
 def shared_prefix_boundaries(request: "Request") -> tuple[int, ...]:
-    """Return a request's junctions, local and store, ascending and distinct.
+    """Return a request's junctions of all sources, ascending and distinct.
 
     A request whose local lookup found 3840 and whose store lookup found
     ``(3584, 3840)`` gives ``(3584, 3840)``.
     """
-    return request.__dict__.get(_UNION, ())
+    found = junctions_of(request).union
+    if _is_native(request):
+        return merge_boundaries(found, request.shared_prefix_boundaries)
+    return found
 
 
-def junctions_by_source(
+def set_junctions(
     request: "Request",
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return a request's junctions as (found locally, reported by the store)."""
-    state = request.__dict__
-    return state.get(_LOCAL, ()), state.get(_STORE, ())
+    *,
+    local: tuple[int, ...] | None = None,
+    store: tuple[int, ...] | None = None,
+    extra: tuple[int, ...] | None = None,
+) -> None:
+    """Replace parts of a request's junctions; the others stay.
 
-
-def set_store_junctions(request: "Request", junctions: tuple[int, ...]) -> None:
-    """Replace the junctions that a store lookup reported for ``request``.
-
-    The local part stays. Call it before the request's tokens are computed: cache
-    managers decide what to keep as blocks fill.
+    Call it before the request's tokens are computed: cache managers decide what to
+    keep as blocks fill.
 
     Args:
-        request: The request whose lookup finished.
-        junctions: Token positions, ascending.
+        request: The request.
+        local: What the local lookup found; None leaves it as it is.
+        store: What the store lookup reported, likewise.
+        extra: What was asked for in advance, likewise.
     """
-    _set_part(request.__dict__, _STORE, junctions)
+    known = junctions_of(request)
+    parts = (
+        known.local if local is None else local,
+        known.store if store is None else store,
+        known.extra if extra is None else extra,
+    )
+    if parts != (known.local, known.store, known.extra):
+        # Read on every step of every request, so the union is made when it changes.
+        request.__dict__[_KEY] = RequestJunctions(*parts, merge_boundaries(*parts))
+    if _is_native(request):
+        _give_to_native(request, merge_boundaries(*parts[1:]))
 
 
-@contextmanager
-def focused(request: "Request", position: int) -> Iterator[None]:
-    """Let vLLM's single-junction code see ``position`` as the scalar boundary.
+def stops_of(request: "Request") -> tuple[int, ...]:
+    """Return where prefill chunks of a Mamba model stop for junctions, ascending.
+
+    See :func:`~vllm.junctions.rules.boundaries.chunk_stops`.
+    """
+    return chunk_stops(
+        request.shared_prefix_boundary, shared_prefix_boundaries(request)
+    )
+
+
+def with_scalar(request: "Request", position: int) -> "Request":
+    """Return the request as vLLM would have it with one junction at ``position``.
+
+    For code of vLLM that reads the scalar. A shallow copy: whoever gets it may read
+    the request and change what it refers to, but not its numbers.
 
     Args:
-        request: The request to look at.
+        request: The request to copy.
         position: One of its junctions, or 0 for none.
     """
-    state = request.__dict__
-    state[_FOCUS] = position
-    try:
-        yield
-    finally:
-        del state[_FOCUS]
+    other = copy.copy(request)
+    other.shared_prefix_boundary = position
+    return other
 
 
-def _scalar_property(_original: Any) -> property:
-    return property(_get_scalar, _set_scalar)
+def _is_native(request: "Request") -> bool:
+    """Whether the running vLLM keeps several boundaries a request itself."""
+    found = getattr(type(request), _NAME, None)
+    return found is not None and not isinstance(found, _BoundariesProperty)
+
+
+def _give_to_native(request: "Request", junctions: tuple[int, ...]) -> None:
+    if hasattr(request, _NATIVE_EXTERNAL):
+        setattr(request, _NATIVE_EXTERNAL, junctions)
+    else:
+        known = request.shared_prefix_boundaries
+        setattr(request, _NAME, merge_boundaries(known, junctions))
 
 
 class _BoundariesProperty(property):
@@ -124,25 +143,10 @@ def _boundaries_property(_original: Any) -> property:
 
 HOOKS = (
     Hook(
-        target="vllm.v1.request:Request.shared_prefix_boundary",
-        parameters=None,
-        why=(
-            "The scheduler assigns the local junction again on every retry and on "
-            "the diverged-hit path, which would forget the store's."
-        ),
-        how=(
-            "A property over the instance's own attribute: assignments set the "
-            "local part, reads give what was assigned."
-        ),
-        remove_when="vLLM keeps several shared-prefix boundaries per request.",
-        guarded_by="tests/unit/core/test_request.py",
-        replace=_scalar_property,
-    ),
-    Hook(
         target="vllm.v1.request:Request.shared_prefix_boundaries",
         parameters=None,
         why="Local and store junctions together, for cache managers and saves.",
-        how="A read-only property: the union of both parts.",
+        how="A read-only property: the union of all parts.",
         remove_when="vLLM keeps several shared-prefix boundaries per request.",
         guarded_by="tests/unit/core/test_request.py",
         replace=_boundaries_property,

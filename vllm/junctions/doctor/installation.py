@@ -30,7 +30,7 @@ def check_versions() -> Iterator[Finding]:
             f"vLLM {version} is not supported by vllm-junctions {__version__}",
             f"install vLLM {compat.SUPPORTED_TEXT}, or a vllm-junctions for yours",
         )
-    elif compat.has_native_junctions():
+    elif compat.has_native_core() and compat.has_native_store():
         yield warn(
             "versions",
             f"vLLM {version} keeps several junctions itself; vllm-junctions stands "

@@ -67,7 +67,7 @@ def _register_entry(factory: Any) -> None:
             return stock_loader()
         compat.check_version()
         return importlib.import_module(
-            "vllm.junctions.store.connector"
+            "vllm.junctions.overlay.connector"
         ).MooncakeStoreConnector
 
     def get_connector_class(cls: Any, kv_transfer_config: Any) -> Any:
@@ -101,7 +101,7 @@ def _say_off() -> None:
 
 
 def _stands_down() -> bool:
-    if not compat.has_native_junctions():
+    if not (compat.has_native_core() and compat.has_native_store()):
         return False
     logger.warning(
         "vllm-junctions stands down: vLLM %s keeps several shared-prefix boundaries "

@@ -84,3 +84,31 @@ def split_valid_boundaries(
     positions = tuple(positions)
     inside = [position for position in positions if 0 < position <= num_tokens]
     return merge_boundaries(inside), len(positions) - len(inside)
+
+
+def chunk_stops(
+    local_boundary: int, junctions: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return where prefill chunks of a recurrent model stop for junctions.
+
+    A state exists only where a chunk ends, and each stop costs a step. So there are
+    two at most. vLLM's own stop comes first where it has one: requests that enter in
+    the same pass hit what the first chunk reaches, and must not hit less than they
+    would without the others.
+
+    A store junction pair ``(288, 304)`` and no local boundary gives ``(288, 304)``;
+    a local boundary of 304 beside ``(256, 272)`` gives ``(304,)``; 304 beside
+    ``(320, 336)`` gives ``(304, 336)``.
+
+    Args:
+        local_boundary: vLLM's scalar, in tokens; 0 for none.
+        junctions: All junctions of the request, ascending token positions.
+
+    Returns:
+        Ascending, distinct token positions; ``(0,)``, vLLM's "none", if there are
+        none.
+    """
+    above = tuple(position for position in junctions if position > local_boundary)
+    if local_boundary:
+        return (local_boundary, *above[-1:])
+    return above[-2:] or (0,)

@@ -26,6 +26,8 @@ STORE_DATA = f"{_STORE}.data"
 STORE_SCHEDULER = f"{_STORE}.scheduler"
 STORE_WORKER = f"{_STORE}.worker"
 CACHE_MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
+# Of a lookup result and of store_mask (with self) without junctions.
+_NUM_RESULT_FIELDS, _NUM_MASK_PARAMETERS = 2, 4
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 
@@ -36,7 +38,7 @@ class Seam:
     Attributes:
         target: ``module:qualified.name``.
         parameters: Parameters that we rely on, in order, without ``self``/``cls``.
-            More may follow: overrides hand unknown ones through.
+            More may follow if they are optional.
     """
 
     target: str
@@ -179,13 +181,26 @@ def check_version() -> None:
         )
 
 
-def has_native_junctions() -> bool:
-    """Return whether the running vLLM brings ``shared_prefix_boundaries`` itself."""
+def has_native_core() -> bool:
+    """Return whether requests of the running vLLM keep several junctions."""
     request_cls = importlib.import_module("vllm.v1.request").Request
     found = request_cls.__dict__.get("shared_prefix_boundaries")
     if found is not None:
         return not getattr(found, "from_vllm_junctions", False)
     return "shared_prefix_boundaries" in request_cls.__init__.__code__.co_names
+
+
+def has_native_store() -> bool:
+    """Return whether store lookups of the running vLLM report junctions.
+
+    Told by what they can carry, not by a name: a lookup result and a store mask that
+    know of more than the hit and the prompt's own tails.
+    """
+    data = importlib.import_module(STORE_DATA)
+    coordinator = importlib.import_module(STORE_COORDINATOR).MooncakeStoreCoordinator
+    fields = getattr(data.MooncakeLookupResult, "__dataclass_fields__", {})
+    parameters = inspect.signature(coordinator.store_mask).parameters
+    return len(fields) > _NUM_RESULT_FIELDS and len(parameters) > _NUM_MASK_PARAMETERS
 
 
 def resolve(target: str) -> tuple[Any, str, Any]:
@@ -212,6 +227,13 @@ def resolve(target: str) -> tuple[Any, str, Any]:
     return owner, name, value
 
 
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
 def check_seams(seams: Iterable[Seam]) -> None:
     """Check that every seam exists with the parameters that we rely on.
 
@@ -221,10 +243,12 @@ def check_seams(seams: Iterable[Seam]) -> None:
     for seam in seams:
         _, _, value = resolve(seam.target)
         function = getattr(value, "__func__", value)
-        found = tuple(inspect.signature(function).parameters)
-        if found and found[0] in ("self", "cls"):
-            found = found[1:]
-        if found[: len(seam.parameters)] != seam.parameters:
+        signature = inspect.signature(function).parameters
+        found = tuple(name for name in signature if name not in ("self", "cls"))
+        added = found[len(seam.parameters) :]
+        if found[: len(seam.parameters)] != seam.parameters or any(
+            _is_required(signature[name]) for name in added
+        ):
             raise UnsupportedRuntimeError(
                 f"{seam.target} of vLLM {vllm_version()} takes {found}, but "
                 f"{seam.parameters} was expected; supported are {SUPPORTED_TEXT}. "

@@ -18,21 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
     connector as stock,
 )
-from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm.junctions.config import JunctionsConfig
-from vllm.junctions.core import CORE_HOOKS
-from vllm.junctions.core.managers import ENABLED
 from vllm.junctions.metrics.exported import JunctionConnectorStats, JunctionPromMetrics
 from vllm.junctions.seams import compat
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.scheduler import JunctionStoreScheduler
 from vllm.junctions.store.worker import JunctionStoreWorker
-from vllm.junctions.version import __version__
-
-logger = init_logger(__name__)
 
 
 class MooncakeStoreConnector(stock.MooncakeStoreConnector):
@@ -44,42 +37,12 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         role: KVConnectorRole,
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._junctions = JunctionsConfig.from_extra_config(extra_config).junctions
-        if not self._junctions:
-            super().__init__(vllm_config, role, kv_cache_config)
-            return
-        compat.check_version()
-        compat.check_seams(compat.STORE_SEAMS)
-        if role == KVConnectorRole.SCHEDULER:
-            CORE_HOOKS.install()
         with substituted(
             compat.STORE_CONNECTOR,
             MooncakeStoreScheduler=JunctionStoreScheduler,
             MooncakeStoreWorker=JunctionStoreWorker,
         ):
             super().__init__(vllm_config, role, kv_cache_config)
-        if role == KVConnectorRole.SCHEDULER:
-            logger.info(
-                "vllm-junctions %s: junctions on (vLLM %s, %d hooks: %s)",
-                __version__,
-                compat.vllm_version(),
-                len(CORE_HOOKS.installed),
-                ", ".join(target.split(":")[1] for target in CORE_HOOKS.installed),
-            )
-
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Answer as stock does, after a look at our own settings.
-
-        vLLM asks while it builds its configuration, before any model is loaded.
-
-        Raises:
-            ConfigurationError: See :meth:`JunctionsConfig.from_extra_config`.
-        """
-        JunctionsConfig.from_extra_config(extra_config)
-        return super().requires_piecewise_for_cudagraph(extra_config)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what this role has counted since the last call.
@@ -116,9 +79,3 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         return JunctionPromMetrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )
-
-    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Bind the engine's cache manager, and let it derive local junctions."""
-        if self._junctions:
-            setattr(kv_cache_manager, ENABLED, True)
-        super().bind_kv_cache_manager(kv_cache_manager)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scheduler side: junctions go to the request before compute, and to its saves."""
 
-import copy
 import hashlib
 import logging
 from functools import cached_property
@@ -23,20 +22,20 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from vllm.junctions.core.request import (
-    junctions_by_source,
-    set_store_junctions,
+    junctions_of,
+    set_junctions,
     shared_prefix_boundaries,
 )
 from vllm.junctions.lookup.report import LookupOutcome
 from vllm.junctions.metrics.counted import FOUND, INFO, JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
 from vllm.junctions.seams.compat import STORE_SCHEDULER
+from vllm.junctions.seams.outcomes import failed_loads
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.data import JunctionReqMeta, JunctionTracker
-from vllm.junctions.store.load_failures import LoadFailures
-from vllm.junctions.store.wire import HitUnits
-from vllm.junctions.store.worker import JunctionLookupClient
+from vllm.junctions.lookup.wire import HitUnits
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.version import __version__
 
 logger = init_logger(__name__)
@@ -56,8 +55,6 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     """The stock scheduler side, with junctions merged and carried to saves."""
 
     client: JunctionLookupClient
-    # Whether steps can hold draft rows.
-    _speculates = False
     _store_coord: JunctionStoreCoordinator
     _has_told_info = False
     _last_too_short: str | None = None
@@ -69,7 +66,6 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
         ):
             super().__init__(vllm_config, kv_cache_config)
-        self._speculates = vllm_config.speculative_config is not None
         self.client.hit_units = HitUnits(
             hash_block_size=self._hash_block_size,
             hit=self._hash_block_size
@@ -88,18 +84,13 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     def _junction_tracker(self) -> JunctionTracker:
         return JunctionTracker()
 
-    @cached_property
-    def _load_failures(self) -> LoadFailures:
-        return LoadFailures()
-
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Check for a store hit, and give the request the junctions it reports.
 
         A lookup that is still in flight merges on the step at which it is ready;
-        one that failed, or was not made, merges nothing. After two failed loads a
-        request is offered no hit any more.
+        one that failed, or was not made, merges nothing.
 
         Source: extends ``MooncakeStoreScheduler.get_num_new_matched_tokens``.
         """
@@ -108,7 +99,7 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         take_junctions = getattr(self.client, "take_junctions", None)
         junctions = take_junctions and take_junctions(request.request_id)
         if junctions is not None:
-            set_store_junctions(request, junctions)
+            set_junctions(request, store=junctions)
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug(
                     "Request %s was looked up as %d tokens (last block %s): "
@@ -120,9 +111,6 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
                 )
         elif self.enable_lookup and request.num_tokens < self._store_coord.align_unit:
             self._count_too_short(request.request_id)
-        if self._load_failures.are_too_many(request.request_id):
-            self.load_specs.pop(request.request_id, None)
-            return (None if matched[0] is None else 0), False
         return matched
 
     def _count_too_short(self, req_id: str) -> None:
@@ -150,9 +138,9 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     def _count_found(self, request: Request) -> None:
         # Twice for a request that loads: positions known by then count once.
         known = self._junction_tracker.get(request.request_id)
-        for source, positions in zip(
-            ("local", "store"), junctions_by_source(request), strict=True
-        ):
+        junctions = junctions_of(request)
+        sources = (("local", junctions.local), ("store", junctions.store))
+        for source, positions in sources:
             num_new = sum(position not in known for position in positions)
             if num_new:
                 self.counters.add(FOUND, num_new, source)
@@ -178,12 +166,9 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
 
         Source: extends ``MooncakeStoreScheduler.build_connector_meta``.
         """
-        if self._speculates:
-            scheduler_output = self._but_for_padding(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         assert isinstance(meta, MooncakeStoreConnectorMetadata)
         self._junction_tracker.discard(scheduler_output.finished_req_ids)
-        self._load_failures.discard(scheduler_output.finished_req_ids)
         meta.requests = [
             JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))
             if req_meta.can_save
@@ -192,65 +177,15 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         ]
         return meta
 
-    def _but_for_padding(self, scheduler_output: SchedulerOutput) -> SchedulerOutput:
-        """Count only real tokens of requests that enter with this step.
-
-        A request that enters with one token to compute gets draft rows as padding.
-        They are scheduled, but hold no token: a save that counts them would store
-        their KV under the hash of tokens that are sampled later.
-        """
-        scheduled = scheduler_output.num_scheduled_tokens
-        cached = scheduler_output.scheduled_cached_reqs
-        entering = {
-            new.req_id: new.num_computed_tokens
-            for new in scheduler_output.scheduled_new_reqs
-        } | {
-            req_id: num_computed_tokens
-            for req_id, num_computed_tokens in zip(
-                cached.req_ids, cached.num_computed_tokens, strict=True
-            )
-            if req_id in cached.resumed_req_ids
-        }
-        real = {
-            req_id: max(self._unfinished_requests[req_id][0].num_tokens - computed, 0)
-            for req_id, computed in entering.items()
-            if req_id in self._unfinished_requests
-        }
-        if all(scheduled[req_id] <= num_real for req_id, num_real in real.items()):
-            return scheduler_output
-        clipped = copy.copy(scheduler_output)
-        clipped.num_scheduled_tokens = scheduled | {
-            req_id: min(scheduled[req_id], num_real)
-            for req_id, num_real in real.items()
-        }
-        return clipped
-
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Release blocks of saves that have ended, and note which loads failed.
+        """Release blocks of saves that have ended, and count failed loads.
 
         Source: extends ``MooncakeStoreScheduler.update_connector_output``.
         """
         super().update_connector_output(connector_output)
-        # vLLM's own suites hand in outputs that lack whatever they don't look at.
-        failed = set(getattr(connector_output, "failed_recving", ()))
-        invalid_block_ids = getattr(connector_output, "invalid_block_ids", ())
-        if invalid_block_ids:
-            failed |= self._loading_into(invalid_block_ids)
-        for req_id in failed:
-            self._load_failures.add(req_id)
-            self.client.counters.add_fault(
+        for req_id in failed_loads(self, connector_output):
+            self.counters.add_fault(
                 "failed_loads",
                 f"A load from the store failed for request {req_id}; the worker's log "
                 "names the keys.",
             )
-
-    def _loading_into(self, block_ids: set[int]) -> set[str]:
-        """Return the requests that were to load any of these blocks.
-
-        Models with a single group report failed loads by block.
-        """
-        return {
-            req_id
-            for req_id, (_, groups) in self._unfinished_requests.items()
-            if any(not block_ids.isdisjoint(group) for group in groups)
-        }

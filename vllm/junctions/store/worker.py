@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-import zmq
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
     worker as stock_worker,
@@ -25,19 +24,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     KVCacheStoreSendingThread,
-    LookupKeyClient,
     LookupKeyServer,
     MooncakeStoreWorker,
-    get_zmq_rpc_path_lookup,
 )
 from vllm.logger import init_logger
-from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.lookup.explain import explain
-from vllm.junctions.lookup.patience import Patience, bounded
 from vllm.junctions.lookup.probe import StoreProbe
 from vllm.junctions.lookup.report import LookupOutcome, LookupReport
 from vllm.junctions.lookup.two_phase.plan import LookupPlan, plan_lookups
@@ -49,7 +43,7 @@ from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.job import JunctionJob
 from vllm.junctions.store.transfers import BoundedStore, TransferLimits
-from vllm.junctions.store.wire import (
+from vllm.junctions.lookup.wire import (
     HitUnits,
     JunctionLookupResult,
     add_junctions,
@@ -386,99 +380,3 @@ class _AnsweringWorker:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
-
-
-class JunctionLookupClient(LookupKeyClient):
-    """The stock lookup client, which bounds its waits and checks answers."""
-
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        super().__init__(vllm_config)
-        self.counters = JunctionCounters()
-        # Set by the scheduler, which resolves them from the KV cache config.
-        self.hit_units = HitUnits()
-        self._junctions_by_request: dict[str, tuple[int, ...]] = {}
-        assert vllm_config.kv_transfer_config is not None
-        self._timeout_ms = JunctionsConfig.from_extra_config(
-            vllm_config.kv_transfer_config.kv_connector_extra_config
-        ).junctions_lookup_timeout_ms
-        self._patience = Patience(self._timeout_ms / 1000)
-        self._socket_path = get_zmq_rpc_path_lookup(vllm_config)
-
-    def _lookup(
-        self, num_tokens: int, block_hashes: list[BlockHash]
-    ) -> MooncakeLookupResult:
-        # On the client's own thread.
-        try:
-            result = take_junctions(self._ask(num_tokens, block_hashes), num_tokens)
-            check_lookup_result(result, num_tokens, self.hit_units)
-        except TimeoutError:
-            self.counters.add_fault(
-                "timed_out_lookups",
-                f"A store lookup was not answered within {self._timeout_ms} ms and "
-                "counts as no hit; lookups pause until the server may be back.",
-            )
-            self.counters.add_lookup(LookupOutcome.TIMEOUT)
-            return MooncakeLookupResult(0)
-        except ValueError as error:
-            self.counters.add_fault(
-                "malformed_payloads",
-                f"A store lookup answer is malformed and counts as no hit: {error}.",
-            )
-            return MooncakeLookupResult(0)
-        if result.num_dropped:
-            self.counters.add_fault(
-                "dropped_entries",
-                f"Dropped {result.num_dropped} junction(s) outside a request of "
-                f"{num_tokens} tokens.",
-                result.num_dropped,
-            )
-        return result
-
-    def _ask(
-        self, num_tokens: int, block_hashes: list[BlockHash]
-    ) -> MooncakeLookupResult:
-        if self._patience.is_paused:
-            raise TimeoutError
-        try:
-            with bounded(self.socket, self._timeout_ms):
-                answer = super()._lookup(num_tokens, block_hashes)
-        except zmq.Again as error:
-            self._patience.timed_out()
-            self._replace_socket()
-            raise TimeoutError from error
-        self._patience.answered()
-        return answer
-
-    def _replace_socket(self) -> None:
-        # What is still on its way to the old one goes nowhere.
-        self.socket.close(linger=0)
-        self.socket = make_zmq_socket(self.ctx, self._socket_path, zmq.REQ, bind=False)
-
-    def lookup(
-        self,
-        req_id: str,
-        num_tokens: int,
-        block_hashes: list[BlockHash],
-        non_block: bool = False,
-    ) -> MooncakeLookupResult | None:
-        """Look up a prefix; None while a non-blocking lookup is under way.
-
-        Source: extends ``LookupKeyClient.lookup``. The junctions of a finished
-        lookup wait for :meth:`take_junctions`.
-        """
-        result = super().lookup(req_id, num_tokens, block_hashes, non_block)
-        if isinstance(result, JunctionLookupResult):
-            self._junctions_by_request[req_id] = result.junctions
-        return result
-
-    def take_junctions(self, req_id: str) -> tuple[int, ...] | None:
-        """Return the junctions of the lookup that just finished, once.
-
-        None if no lookup of this request finished well since the last call.
-        """
-        return self._junctions_by_request.pop(req_id, None)
-
-    def discard(self, req_id: str) -> None:
-        """Drop what is kept for a request that ended."""
-        self._junctions_by_request.pop(req_id, None)
-        super().discard(req_id)

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol import
     encode_lookup_response,
 )
 
-from vllm.junctions.store.wire import (
+from vllm.junctions.lookup.wire import (
     JUNCTION_GROUP_ID,
     HitUnits,
     add_junctions,

@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the scheduler waits for lookup answers, and when it stops asking.
-
-The stock client waits without a bound. Its request-reply socket takes no second
-request before the answer to the first, and what reaches it late would be taken for
-the answer to the next request: a lookup that is given up gives up its socket too.
-"""
+"""When to ask again behind a server that left something unanswered."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import zmq
+from collections.abc import Callable
 
 _FIRST_PAUSE_TIMEOUTS = 4
 _LONGEST_PAUSE_SECONDS = 60.0
-_WITHOUT_BOUND = -1
 
 
 class Patience:
@@ -54,24 +44,3 @@ class Patience:
     def answered(self) -> None:
         """Note that a lookup was answered."""
         self._pause = 0.0
-
-
-@contextmanager
-def bounded(socket: Any, timeout_ms: int) -> Iterator[None]:
-    """Let sends and receives of a ZMQ socket raise ``zmq.Again`` after a while.
-
-    Outside of the block the socket waits without a bound, as stock has it: a reset
-    of the store takes as long as it takes.
-
-    Args:
-        socket: The socket.
-        timeout_ms: Bound on one send and on one receive, in milliseconds.
-    """
-    options = (zmq.SNDTIMEO, zmq.RCVTIMEO)
-    for option in options:
-        socket.setsockopt(option, timeout_ms)
-    try:
-        yield
-    finally:
-        for option in options:
-            socket.setsockopt(option, _WITHOUT_BOUND)
