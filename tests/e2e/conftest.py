@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real stores and real servers, started once for all tests that share them."""
 
+import os
 import re
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from testbed.models import GEMMA3, TinyModel
 from testbed.server import VllmServer
+from testbed.starvation import StarvationWatch
 from testbed.store import MooncakeMaster
 
 
@@ -20,17 +23,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _SERVERS = pytest.StashKey[list[VllmServer]]()
+_WATCH = pytest.StashKey[StarvationWatch]()
 _TELLING = re.compile(r"\b(?:WARNING|ERROR)\b|^E\d{4} |Traceback|Error\b")
 _LINES_SHOWN = 40
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure, show what the servers complained about last."""
+    """With a failure, show what the servers complained about last, and who starved."""
     report = yield
     if report.failed:
+        if watch := item.config.stash.get(_WATCH, None):
+            longest = watch.longest(since=time.monotonic() - call.duration)
+            text = str(longest or "no thread of ours for a second or more")
+            report.sections.append(("longest wait for a processor", text))
         for server in item.config.stash.get(_SERVERS, []):
             if server.process is not None:
                 lines = [
@@ -39,6 +47,12 @@ def pytest_runtest_makereport(
                 text = "\n".join(lines[-_LINES_SHOWN:])
                 report.sections.append((f"server on port {server.port}", text))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _starvation_watch(pytestconfig) -> Iterator[None]:
+    with StarvationWatch(os.getpid()) as pytestconfig.stash[_WATCH]:
+        yield
 
 
 # A server that ends leaves its segment in the master's books for a while, and puts
