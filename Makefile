@@ -61,6 +61,12 @@ test: setup
 test-tp: setup
 	$(PY) -m pytest -m quiet tests/e2e
 
+# The two-instance tests REPEATS times beside a busy process; counts what retries hide.
+REPEATS ?= 30
+.PHONY: e2e-repeat
+e2e-repeat: setup
+	$(PY) -m tools.repeat_e2e --runs $(REPEATS)
+
 test-upstream: setup
 	$(PY) -m tools.upstream
 

@@ -13,6 +13,7 @@ from testbed.models import GEMMA3, TinyModel
 from testbed.server import VllmServer
 from testbed.starvation import StarvationWatch
 from testbed.store import MooncakeMaster
+from tests.e2e.client import REPETITION_VARIABLE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +21,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+
+
+# Set by tools/repeat_e2e.py.
+_REPEATS_VARIABLE = "JUNCTIONS_E2E_REPEATS"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    repeats = int(os.environ.get(_REPEATS_VARIABLE, "1"))
+    if repeats > 1:
+        metafunc.fixturenames.append("_repetition")
+        metafunc.parametrize("_repetition", range(1, repeats + 1), indirect=True)
+
+
+@pytest.fixture
+def _repetition(request, monkeypatch) -> None:
+    monkeypatch.setenv(REPETITION_VARIABLE, f"-{request.param}")
 
 
 _SERVERS = pytest.StashKey[list[VllmServer]]()
