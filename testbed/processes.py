@@ -59,11 +59,10 @@ class ChildProcess:
     Leaving the ``with`` block ends it and everything it started; so does the end of
     this process, even by ``SIGKILL`` (see ``supervise.py``).
 
-    It stays in our session. Linux makes each session a scheduling group
-    (``sched_autogroup_enabled``), and releases from 6.13 until the revert of their
-    commit 6d71a9c61604 give groups whose threads hand over to each other thousands of
-    times a second, as a server does that waits for a load, all processors for seconds:
-    its peer then does not run, and the load fails (``tests/README.md``).
+    It stays in our session, because Linux schedules each session as a group
+    (``sched_autogroup_enabled``) and some kernels let one group keep every processor
+    for ten seconds while its peer has to answer: see "Servers and processors" in
+    ``tests/README.md``.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.models import GEMMA3, TinyModel
-from testbed.server import VllmServer
+from testbed.server import VllmServer, serving
 from testbed.starvation import StarvationWatch
 from testbed.store import MooncakeMaster
 from tests.e2e.client import REPETITION_VARIABLE
@@ -30,13 +30,13 @@ _REPEATS_VARIABLE = "JUNCTIONS_E2E_REPEATS"
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     repeats = int(os.environ.get(_REPEATS_VARIABLE, "1"))
     if repeats > 1:
-        metafunc.fixturenames.append("_repetition")
         metafunc.parametrize("_repetition", range(1, repeats + 1), indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _repetition(request, monkeypatch) -> None:
-    monkeypatch.setenv(REPETITION_VARIABLE, f"-{request.param}")
+    if number := getattr(request, "param", None):
+        monkeypatch.setenv(REPETITION_VARIABLE, f"-{number}")
 
 
 _SERVERS = pytest.StashKey[list[VllmServer]]()
@@ -119,7 +119,7 @@ def make_server(tmp_path_factory, pytestconfig) -> Iterator[ServerMaker]:
 
 
 @pytest.fixture(scope="session")
-def trio(shared_master, make_server) -> dict[str, VllmServer]:
+def trio(shared_master, make_server) -> Iterator[dict[str, VllmServer]]:
     """Three servers of one model, started side by side.
 
     ``one`` and ``two`` share the store, with junctions; ``cold`` has no connector.
@@ -130,8 +130,5 @@ def trio(shared_master, make_server) -> dict[str, VllmServer]:
         "two": make_server(mooncake_config=config, weights_seed=1),
         "cold": make_server(weights_seed=1),
     }
-    for server in servers.values():
-        server.start(wait=False)
-    for server in servers.values():
-        server.wait_ready()
-    return servers
+    with serving(*servers.values()):
+        yield servers
