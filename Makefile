@@ -4,6 +4,7 @@ PY := .venv/bin/python
 MODEL ?= gemma3-tiny
 # Tests that need no compiled vLLM.
 MODELLESS := tests/unit tests/property tests/fuzz tests/engine
+LAWS := tests/property
 MINUTES ?= 30
 # The laws get their full number of examples on the other version.
 EXAMPLES_033 ?= 200
@@ -22,8 +23,9 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup test test-tp mutants fuzz soak \
-  test-upstream dashboard lint format lock clean
+.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup test test-modelless test-parts \
+  test-laws test-033 test-e2e test-tp mutants fuzz soak test-upstream dashboard lint \
+  format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -49,17 +51,41 @@ bench-trace: setup
 bench-lookup: setup
 	@$(PY) -m benchmarks.lookup_cost
 
-test: setup
-	$(PY) -m pytest $(MODELLESS)
-	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e
+test: test-modelless
+	$(MAKE) test-e2e
+
+# Each of the three keeps one core busy, so two at a time; what they print comes when
+# they end. The longest come first.
+test-modelless: setup
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
+	  test-laws test-033 test-parts
+
+test-laws: setup
+	$(PY) -m pytest $(LAWS)
+
+test-parts: setup
+	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS))
+
+# Tools know nothing of the vLLM that is imported.
+test-033: setup
 	@echo "The same without model execution on vLLM 0.33.0:"
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \
-	  $(PY) -m pytest $(MODELLESS)
+	  $(PY) -m pytest $(MODELLESS) --ignore=tests/unit/tools
+
+# With nothing beside them: these wait for real servers.
+test-e2e: setup
+	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.
 test-tp: setup
 	$(PY) -m pytest -m quiet tests/e2e
+
+# The two-instance tests REPEATS times beside a busy process; counts what retries hide.
+REPEATS ?= 30
+.PHONY: e2e-repeat
+e2e-repeat: setup
+	$(PY) -m tools.repeat_e2e --runs $(REPEATS)
 
 test-upstream: setup
 	$(PY) -m tools.upstream

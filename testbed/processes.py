@@ -54,10 +54,15 @@ def _is_free(port: int) -> bool:
 
 
 class ChildProcess:
-    """A child in its own session, with its output in a file.
+    """A child in its own process group, with its output in a file.
 
     Leaving the ``with`` block ends it and everything it started; so does the end of
     this process, even by ``SIGKILL`` (see ``supervise.py``).
+
+    It stays in our session, because Linux schedules each session as a group
+    (``sched_autogroup_enabled``) and some kernels let one group keep every processor
+    for ten seconds while its peer has to answer: see "Servers and processors" in
+    ``tests/README.md``.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **(env or {})},
                 # Ctrl-C goes to us alone; we end our children in order.
-                start_new_session=True,
+                process_group=0,
                 pass_fds=(read_end,),
             )
         os.close(read_end)
@@ -120,7 +125,7 @@ class ChildProcess:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """End the child's whole session at once, as a crash would."""
+        """End the child's whole process group at once, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -129,7 +134,7 @@ class ChildProcess:
             self._life_line = None
 
     def stop(self) -> None:
-        """End the child: politely first, then its whole session."""
+        """End the child: politely first, then its whole process group."""
         if self.running:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -62,9 +62,9 @@ install_torch() {
     fi
     say "no CPU wheel index; installing $want from the default index"
     "${PIP[@]}" --no-deps "$want"
-    if "$VENV/bin/python" -c "import torch; raise SystemExit(not torch.version.cuda)"
-    then
-        say "note: this is a CUDA build of torch; it works here, but is large"
+    local cuda
+    if cuda=$("$VENV/bin/python" tools/torch_build.py); then
+        say "note: this torch is a build for CUDA $cuda; it works here, but is large"
     fi
 }
 

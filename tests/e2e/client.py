@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of token ids, and what a server makes of them."""
 
+import os
 import random
 import uuid
 from dataclasses import dataclass, replace
@@ -9,6 +10,8 @@ import httpx
 
 from benchmarks.junction_probe import ServerUnderProbe
 from testbed.server import VllmServer
+
+REPETITION_VARIABLE = "JUNCTIONS_E2E_REPETITION"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Answer:
 
 def random_prompts(seed: str, shared_tokens: int, *tail_tokens: int) -> list[list[int]]:
     """Return prompts that share their first tokens and nothing after them."""
-    rng = random.Random(seed)
+    # A repeated test needs prompts that the store has not seen.
+    rng = random.Random(seed + os.environ.get(REPETITION_VARIABLE, ""))
     shared = [rng.randrange(100, 1000) for _ in range(shared_tokens)]
     return [
         shared + [rng.randrange(100, 1000) for _ in range(count)]

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real stores and real servers, started once for all tests that share them."""
 
+import os
 import re
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed.models import GEMMA3, TinyModel
-from testbed.server import VllmServer
+from testbed.server import VllmServer, serving
+from testbed.starvation import StarvationWatch
 from testbed.store import MooncakeMaster
+from tests.e2e.client import REPETITION_VARIABLE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,18 +23,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
+# Set by tools/repeat_e2e.py.
+_REPEATS_VARIABLE = "JUNCTIONS_E2E_REPEATS"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    repeats = int(os.environ.get(_REPEATS_VARIABLE, "1"))
+    if repeats > 1:
+        metafunc.parametrize("_repetition", range(1, repeats + 1), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _repetition(request, monkeypatch) -> None:
+    if number := getattr(request, "param", None):
+        monkeypatch.setenv(REPETITION_VARIABLE, f"-{number}")
+
+
 _SERVERS = pytest.StashKey[list[VllmServer]]()
+_WATCH = pytest.StashKey[StarvationWatch]()
 _TELLING = re.compile(r"\b(?:WARNING|ERROR)\b|^E\d{4} |Traceback|Error\b")
 _LINES_SHOWN = 40
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure, show what the servers complained about last."""
+    """With a failure, show what the servers complained about last, and who starved."""
     report = yield
     if report.failed:
+        if watch := item.config.stash.get(_WATCH, None):
+            longest = watch.longest(since=time.monotonic() - call.duration)
+            text = str(longest or "no thread of ours for a second or more")
+            report.sections.append(("longest wait for a processor", text))
         for server in item.config.stash.get(_SERVERS, []):
             if server.process is not None:
                 lines = [
@@ -39,6 +64,12 @@ def pytest_runtest_makereport(
                 text = "\n".join(lines[-_LINES_SHOWN:])
                 report.sections.append((f"server on port {server.port}", text))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _starvation_watch(pytestconfig) -> Iterator[None]:
+    with StarvationWatch(os.getpid()) as pytestconfig.stash[_WATCH]:
+        yield
 
 
 # A server that ends leaves its segment in the master's books for a while, and puts
@@ -88,7 +119,7 @@ def make_server(tmp_path_factory, pytestconfig) -> Iterator[ServerMaker]:
 
 
 @pytest.fixture(scope="session")
-def trio(shared_master, make_server) -> dict[str, VllmServer]:
+def trio(shared_master, make_server) -> Iterator[dict[str, VllmServer]]:
     """Three servers of one model, started side by side.
 
     ``one`` and ``two`` share the store, with junctions; ``cold`` has no connector.
@@ -99,8 +130,5 @@ def trio(shared_master, make_server) -> dict[str, VllmServer]:
         "two": make_server(mooncake_config=config, weights_seed=1),
         "cold": make_server(weights_seed=1),
     }
-    for server in servers.values():
-        server.start(wait=False)
-    for server in servers.values():
-        server.wait_ready()
-    return servers
+    with serving(*servers.values()):
+        yield servers

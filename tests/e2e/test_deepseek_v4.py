@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from testbed.models import DEEPSEEK_V4
-from testbed.server import VllmServer
+from testbed.server import VllmServer, serving
 from testbed.store import MooncakeMaster, StoreClient
 from tests.e2e.client import ask, ask_cold, random_prompts, reset_local_cache
 
@@ -38,12 +38,9 @@ def pair(master, tmp_path_factory) -> Iterator[tuple[VllmServer, VllmServer]]:
                 "OMP_NUM_THREADS": "1",
             },
         )
-        servers.append(server.start(wait=False))
-    try:
-        yield tuple(server.wait_ready() for server in servers)
-    finally:
-        for server in servers:
-            server.stop()
+        servers.append(server)
+    with serving(*servers):
+        yield tuple(servers)
 
 
 def _store_prefix(

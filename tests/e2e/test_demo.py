@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,15 +28,33 @@ def _start(json_path: Path, *args: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("model", ["gemma3-tiny", "llama-eagle-tiny"])
-def test_the_demo_shows_stock_at_zero_and_siblings_at_the_junction(tmp_path, model):
-    demo = _start(tmp_path / "demo.json", "--model", model)
+_EXPECTED = {"gemma3-tiny": (3840, 4000), "llama-eagle-tiny": (3808, 3968)}
+Demos = dict[str, tuple[subprocess.Popen[str], Path]]
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> Iterator[Demos]:
+    """One of each model, side by side: most of their time servers start."""
+    json_dir = tmp_path_factory.mktemp("demo")
+    started = {}
+    for model in _EXPECTED:
+        json_path = json_dir / f"{model}.json"
+        started[model] = (_start(json_path, "--model", model), json_path)
+    yield started
+    for demo, _ in started.values():
+        demo.kill()
+        demo.wait()
+
+
+@pytest.mark.parametrize("model", _EXPECTED)
+def test_the_demo_shows_stock_at_zero_and_siblings_at_the_junction(demos, model):
+    demo, json_path = demos[model]
     output, _ = demo.communicate(timeout=900)
     assert demo.returncode == 0, output
-    result = json.loads((tmp_path / "demo.json").read_text())
+    result = json.loads(json_path.read_text())
     assert set(result) == {"stock", "junctions"}
     names = ["A", "B", "C", "D", "A again"]
-    expected = {"gemma3-tiny": (3840, 4000), "llama-eagle-tiny": (3808, 3968)}[model]
+    expected = _EXPECTED[model]
     for rows in result.values():
         assert [row["name"] for row in rows] == names * 2
         assert all(set(row) == set(DemoRow.__struct_fields__) for row in rows)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from testbed.server import VllmServer
+from testbed.server import VllmServer, serving
 from testbed.store import MooncakeMaster
 from tests.e2e.client import (
     Answer,
@@ -44,13 +44,8 @@ def pair(master, make_server) -> Iterator[tuple[VllmServer, VllmServer]]:
         make_server(mooncake_config=config, weights_seed=1, kv_transfer_config=policy)
         for _ in range(2)
     )
-    for server in servers:
-        server.start(wait=False)
-    for server in servers:
-        server.wait_ready()
-    yield servers
-    for server in servers:
-        server.stop()
+    with serving(*servers):
+        yield servers
 
 
 def _wait_until_loading(server: VllmServer) -> None:

@@ -6,6 +6,7 @@ import threading
 import httpx
 import pytest
 
+from testbed.server import serving
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 
 _JUNCTION = 3840
@@ -24,13 +25,8 @@ def deployments(master, make_server):
         )
         for name in ("blue", "blue two", "green")
     }
-    for server in servers.values():
-        server.start(wait=False)
-    for server in servers.values():
-        server.wait_ready()
-    yield servers
-    for server in servers.values():
-        server.stop()
+    with serving(*servers.values()):
+        yield servers
 
 
 def _prompts(seed: str) -> list[list[int]]:

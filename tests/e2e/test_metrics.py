@@ -12,7 +12,7 @@ import sys
 import httpx
 import pytest
 
-from testbed.server import VllmServer
+from testbed.server import VllmServer, serving
 from testbed.store import MooncakeMaster
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 from vllm.junctions.doctor.reading import ServerMetrics
@@ -100,7 +100,7 @@ def test_the_doctor_finds_why_hits_are_zero(tmp_path, fresh_master, make_server)
     one = make_server(mooncake_config=config)
     two = make_server(mooncake_config=config, env={"PYTHONHASHSEED": "7"})
     off = make_server(mooncake_config=config, junctions=False)
-    with one, two, off:
+    with serving(one, two, off):
         prompts = random_prompts("short", 20, 300, 310)
         files = []
         for server, prompt in zip((one, two), prompts, strict=True):

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import junction_probe
 from testbed.processes import ProcessFailed
+from testbed.server import VllmServer, serving
 from testbed.store import MooncakeMaster
 from tests.e2e.client import ask, random_prompts, reset_local_cache
 
@@ -16,31 +17,37 @@ def _probe_hits(server, *args: str) -> dict[str, int]:
     return {r.name: r.store_hit_tokens for r in junction_probe.probe(parsed).rows}
 
 
+def _hits_and_keys(server: VllmServer, master: MooncakeMaster):
+    answers = []
+    for prompt in random_prompts("off", 3848, 1400, 600, 607):
+        answers.append(ask(server, prompt))
+        reset_local_cache(server)
+    return answers, master.key_count()
+
+
 def test_junctions_false_equals_a_server_without_the_plugin(tmp_path, make_server):
     """Same hits, same answers; and the log says that no hook is on."""
-    outcomes = []
-    for name, junctions, env in (
-        ("off", False, {}),
-        ("without", None, {"VLLM_PLUGINS": ""}),
+    with (
+        MooncakeMaster(tmp_path / "off") as off_master,
+        MooncakeMaster(tmp_path / "without") as without_master,
     ):
-        with MooncakeMaster(tmp_path / name) as master:
-            server = make_server(
-                mooncake_config=master.write_client_config(),
-                junctions=junctions,
-                env=env,
-                weights_seed=1,
-            )
-            with server:
-                answers = []
-                for prompt in random_prompts("off", 3848, 1400, 600, 607):
-                    answers.append(ask(server, prompt))
-                    reset_local_cache(server)
-                outcomes.append((answers, master.key_count()))
-                assert "junctions on" not in server.log()
-                said = "junctions off by configuration" in server.log()
-                assert said is (junctions is False)
-    assert outcomes[0] == outcomes[1]
-    assert [answer.store_hit_tokens for answer in outcomes[0][0]] == [0, 0, 0]
+        off = make_server(
+            mooncake_config=off_master.write_client_config(),
+            junctions=False,
+            weights_seed=1,
+        )
+        without = make_server(
+            mooncake_config=without_master.write_client_config(),
+            env={"VLLM_PLUGINS": ""},
+            weights_seed=1,
+        )
+        with serving(off, without):
+            outcome = _hits_and_keys(off, off_master)
+            assert outcome == _hits_and_keys(without, without_master)
+    assert [answer.store_hit_tokens for answer in outcome[0]] == [0, 0, 0]
+    said = "junctions off by configuration"
+    assert (said in off.log(), said in without.log()) == (True, False)
+    assert not any("junctions on" in server.log() for server in (off, without))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import pty
 import signal
 import socket
 import sys
@@ -89,3 +90,56 @@ def test_a_child_that_ends_early_is_quoted(tmp_path):
     with child, pytest.raises(ProcessFailed, match="status 3") as error:
         child.wait_until(lambda: False, 30)
     assert "no luck" in str(error.value)
+
+
+def test_a_child_is_scheduled_with_us_and_signalled_apart(tmp_path):
+    """A session each would be a scheduling group each, see ``ChildProcess``."""
+    code = "import os; print(os.getsid(0), os.getpgid(0))"
+    with ChildProcess("child", [sys.executable, "-c", code], tmp_path / "log") as child:
+        deadline = time.monotonic() + 30
+        while child.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        session, group = map(int, (tmp_path / "log").read_text().split())
+    assert session == os.getsid(0)
+    assert group == child.pid != os.getpgid(0)
+
+
+_IN_A_TERMINAL = """
+import sys, time
+from pathlib import Path
+from testbed.processes import ChildProcess
+
+code = '''
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: exit("terminated"))
+print("ready", flush=True)
+while True: time.sleep(0.1)
+'''
+log = Path(sys.argv[1])
+with ChildProcess("child", [sys.executable, "-c", code], log) as child:
+    child.wait_until(lambda: "ready" in log.read_text(), 30)
+    print("started", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(1)
+"""
+
+
+def test_control_c_reaches_us_alone(tmp_path):
+    """Children end when we end them, in our order, not by the terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(
+            sys.executable,
+            [sys.executable, "-c", _IN_A_TERMINAL, str(tmp_path / "log")],
+        )
+    output = b""
+    while b"started" not in output:
+        output += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (tmp_path / "log").read_text().split() == ["ready", "terminated"]
