@@ -2,7 +2,6 @@
 """Worker side: lookups that report junctions, saves that keep their tails."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -44,11 +43,12 @@ from vllm.junctions.lookup.two_phase.plan import LookupPlan, plan_lookups
 from vllm.junctions.lookup.two_phase.search import Findings, StoreCallError, look_up
 from vllm.junctions.metrics.counted import JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
+from vllm.junctions.repairs.late_loads import land_loads
+from vllm.junctions.repairs.short_puts import shorten_puts
 from vllm.junctions.seams.compat import STORE_WORKER
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.job import JunctionJob
-from vllm.junctions.store.transfers import BoundedStore, TransferLimits
 from vllm.junctions.store.wire import (
     HitUnits,
     JunctionLookupResult,
@@ -72,14 +72,12 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     # a worker whose constructor never ran looks up: in vLLM's own tests, whose stores
     # answer by a key's place in stock's one call.
     _lookup_plan: LookupPlan | None = None
-    # What bounds transfers over TCP; None: another protocol.
-    _transfer_limits: TransferLimits | None = None
+    # What Mooncake transfers by; empty where no constructor has found out.
+    _protocol = ""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         # Read by the lookup thread, which the stock constructor starts.
         self._answers: ExternalCachedBlockPool | None = None
-        # Before Mooncake reads the environment.
-        limits = TransferLimits.from_environment(os.environ)
         with substituted(
             STORE_WORKER,
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
@@ -87,8 +85,7 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         ):
             super().__init__(vllm_config, kv_cache_config)
         # Where the stock constructor has just found it.
-        if stock_worker.MooncakeStoreConfig.load_from_config().protocol == "tcp":
-            self._transfer_limits = limits
+        self._protocol = stock_worker.MooncakeStoreConfig.load_from_config().protocol
         if not self._capacity_only:
             self._plan_lookups()
 
@@ -101,21 +98,8 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             super().register_kv_caches(kv_caches)
         if isinstance(self.kv_send_thread, JunctionSendingThread):
             self.kv_send_thread.counters = self.counters
-        self._bound_transfers()
-
-    def _bound_transfers(self) -> None:
-        limits = self._transfer_limits
-        if limits is None:
-            return
-        threads: list[Any] = [*self.kv_recv_threads]
-        if self.kv_send_thread is not None:
-            threads.append(self.kv_send_thread)
-        for thread in threads:
-            thread.store = BoundedStore(
-                thread.store,
-                limits.max_transfers(len(threads)),
-                limits.patience_seconds,
-            )
+        land_loads(self, self._protocol, kv_caches, self.counters.add_fault)
+        shorten_puts(self, self._protocol)
 
     @cached_property
     def counters(self) -> JunctionCounters:
