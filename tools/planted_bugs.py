@@ -47,6 +47,7 @@ _BOX = "tests/engine/test_faults.py::test_"
 _REAL = "tests/engine/test_real_store.py::test_"
 _SERVER = "tests/e2e/test_faults.py::test_"
 _LATE = "tests/e2e/test_late_transfers.py::test_"
+_LANDED = "tests/unit/repairs/test_late_loads.py::test_"
 _IMPORTS_END = "logger = init_logger(__name__)\n"
 _STOCK_WORKER = (
     _IMPORTS_END + "\n\n"
@@ -282,30 +283,56 @@ MUTATIONS = (
         faults=(_BOX + "a_large_request_whose_load_failed_does_not_wait_for_itself",),
     ),
     Mutation(
-        "ask the store for everything in one call",
-        "store/transfers.py",
-        "            if index > first and num_buffers + len(buffers) > "
-        "self._max_transfers:\n",
-        "            if False:\n",
-        faults=(_LATE + "nothing_comes_after_a_read_that_failed",),
+        "read straight into KV blocks",
+        "repairs/late_loads/__init__.py",
+        "        thread.store = LandingStore(thread.store, memory, blocks, report)\n",
+        "        pass\n",
+        faults=(_LATE + "nothing_comes_after_a_load_that_was_given_up",),
     ),
     Mutation(
-        "do not wait for reads that were given up",
-        "store/transfers.py",
-        "            self._settle([value for *value, code in values "
-        "if code == TRANSFER_FAIL])\n",
-        "            pass\n",
-        faults=(_LATE + "nothing_comes_after_a_read_that_was_given_up_and_waited_for",),
+        "read again into memory that a load was given up in",
+        "repairs/late_loads/store.py",
+        "        self._memory.set_aside(run)\n        self._run = None\n",
+        "",
+        faults=(_LANDED + "what_comes_after_a_load_was_given_up_meets_nobody",),
     ),
     Mutation(
-        "try nothing twice",
-        "store/transfers.py",
-        "        if not failed or given_up or ",
-        "        if failed or given_up or ",
+        "take a load for over because Mooncake says that it failed",
+        "repairs/late_loads/store.py",
+        "            is_over = min(done) >= 0 or seconds < _SURELY_OVER_SECONDS\n",
+        "            is_over = True\n",
+        faults=(_LANDED + "what_comes_after_a_load_was_given_up_meets_nobody",),
+    ),
+    Mutation(
+        "set memory aside for every transfer that failed",
+        "repairs/late_loads/store.py",
+        "            is_over = min(done) >= 0 or seconds < _SURELY_OVER_SECONDS\n",
+        "            is_over = min(done) >= 0\n",
+        faults=(_LANDED + "a_peer_that_is_gone_uses_nothing_up",),
+    ),
+    Mutation(
+        "copy what landed whatever Mooncake says of it",
+        "repairs/late_loads/store.py",
+        "            if code == num_bytes:\n",
+        "            if True:\n",
         faults=(
-            _LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_transfer[read]",
-            _LATE + "a_peer_that_stalls_for_a_moment_costs_time_and_no_transfer[write]",
+            _LANDED + "nothing_of_a_key_that_failed_reaches_its_block",
+            _LANDED + "a_value_of_another_size_fails_as_in_mooncake",
         ),
+    ),
+    Mutation(
+        "unmap memory that may still be written to",
+        "repairs/late_loads/landing.py",
+        "                self._kept.append(self)\n",
+        "                pass\n",
+        faults=(_LANDED + "what_is_set_aside_stays_mapped_and_the_rest_does_not",),
+    ),
+    Mutation(
+        "put all blocks of a save in one call",
+        "repairs/short_puts.py",
+        "MAX_TRANSFERS = 512\n",
+        "MAX_TRANSFERS = 1 << 30\n",
+        faults=(_LATE + "a_long_save_does_not_overflow_mooncakes_queue",),
     ),
     Mutation(
         "let loaded requests keep what others wait for",

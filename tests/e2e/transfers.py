@@ -1,26 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of transfers, each a process: one owns values, others use its memory.
+"""The ends of transfers, each a process: some own values, others use their memory.
 
-``python -m tests.e2e.transfers own MASTER``,
-``python -m tests.e2e.transfers read MASTER HOW`` and
-``python -m tests.e2e.transfers write MASTER``; all talk in lines.
+``python -m tests.e2e.transfers own MASTER NAME``,
+``python -m tests.e2e.transfers read MASTER HOW NUM_BUFFERS NUM_THREADS`` and
+``python -m tests.e2e.transfers write MASTER HOW NUM_KEYS``; all talk in lines. HOW is
+``stock`` or ``ours``.
 """
 
 import json
 import os
 import sys
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import torch
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from testbed.processes import free_port
-from vllm.junctions.store.transfers import BoundedStore, TransferLimits
+from vllm.junctions.repairs.late_loads import land_loads
+from vllm.junctions.repairs.short_puts import shorten_puts
 
-NUM_VALUES = 100
-_VALUE_BYTES = 16384
+OWNERS = ("frozen", "other")
+BUFFERS_PER_KEY = (1, 40, 122, 200)
+KEYS_PER_OWNER = 8
+_BUFFER_BYTES = 16384
 _OF_ANOTHER = 255
+# How long late transfers may take to arrive; they arrive at once.
+_SETTLE_SECONDS = 10
 
 
 def _connect(master: str, segment_bytes: int) -> Any:
@@ -38,76 +46,93 @@ def _connect(master: str, segment_bytes: int) -> Any:
     return store
 
 
-def own(master: str) -> None:
-    """Hold values until the end of the standard input."""
-    store = _connect(master, 64 << 20)
-    for index in range(NUM_VALUES):
-        assert store.put(f"k{index}", bytes([index + 1]) * _VALUE_BYTES) == 0
+def own(master: str, name: str) -> None:
+    """Hold values of every number of buffers until the end of the standard input."""
+    store = _connect(master, 512 << 20)
+    config = ReplicateConfig()
+    config.preferred_segment = store.get_hostname()
+    for num_buffers in BUFFERS_PER_KEY:
+        for index in range(KEYS_PER_OWNER):
+            value = bytes([index + 1]) * (num_buffers * _BUFFER_BYTES)
+            assert store.put(f"{name}-{num_buffers}-{index}", value, config) == 0
     print("ready", flush=True)
     sys.stdin.read()
 
 
-def read(master: str, how: str) -> None:
-    """Read all values twice; tell what still comes after the second time.
+def read(master: str, how: str, buffers: str, threads: str) -> None:
+    """Read values of both owners, twice; tell what still comes after the second time.
 
-    How: ``raw``, ``bounded`` (as the connector reads), or ``waited`` (one call that
-    is given up, and waited for).
+    Each thread makes one call for all keys, into blocks of its own.
     """
-    bounded = how == "bounded"
-    limits = TransferLimits.from_environment(os.environ if bounded else {})
-    store = _connect(master, 0)
-    memory = np.zeros((NUM_VALUES, _VALUE_BYTES), np.uint8)
-    assert store.register_buffer(memory.ctypes.data, memory.nbytes) == 0
-    if bounded:
-        store = BoundedStore(store, limits.max_transfers(2), limits.patience_seconds)
-    elif how == "waited":
-        store = BoundedStore(store, NUM_VALUES, 30)
-    request = (
-        [f"k{index}" for index in range(NUM_VALUES)],
-        [[memory.ctypes.data + index * _VALUE_BYTES] for index in range(NUM_VALUES)],
-        [[_VALUE_BYTES]] * NUM_VALUES,
+    num_buffers, num_threads = int(buffers), int(threads)
+    names = [f"{o}-{num_buffers}-{i}" for i in range(KEYS_PER_OWNER) for o in OWNERS]
+    blocks = torch.zeros(
+        (num_threads, len(names), num_buffers, _BUFFER_BYTES), dtype=torch.uint8
     )
-    assert min(store.batch_get_into_multi_buffers(*request)) == _VALUE_BYTES
+    stores = _stores(_connect(master, 0), how, num_threads, blocks)
+    worst: dict[int, int] = {}
+
+    def load(thread: int) -> None:
+        addrs = [[part.data_ptr() for part in value] for value in blocks[thread]]
+        sizes = [[_BUFFER_BYTES] * num_buffers] * len(names)
+        worst[thread] = min(
+            stores[thread].batch_get_into_multi_buffers(names, addrs, sizes)
+        )
+        # Now the blocks belong to another request.
+        blocks[thread] = _OF_ANOTHER
+
+    load(0)
+    assert worst[0] == num_buffers * _BUFFER_BYTES, worst
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.monotonic()
-    results = store.batch_get_into_multi_buffers(*request)
+    loads = [threading.Thread(target=load, args=(one,)) for one in range(num_threads)]
+    for one in loads:
+        one.start()
+    for one in loads:
+        one.join()
     seconds = time.monotonic() - start
-    # Now the memory belongs to somebody else.
-    memory[:] = _OF_ANOTHER
     print("returned", flush=True)
     # Until the owner has gone on, and for a while.
     sys.stdin.readline()
-    time.sleep(10)
-    late = int((memory != _OF_ANOTHER).any(axis=1).sum())
-    print(json.dumps({"seconds": seconds, "worst": min(results), "late": late}))
-    sys.stdout.flush()
-    os._exit(0)
+    time.sleep(_SETTLE_SECONDS)
+    late = int((blocks != _OF_ANOTHER).any(dim=3).sum())
+    _tell(seconds=seconds, worst=min(worst.values()), late=late)
 
 
-def write(master: str) -> None:
-    """Write values as the connector does; tell how many are right in the end."""
-    limits = TransferLimits.from_environment(os.environ)
+def _stores(store: Any, how: str, num_threads: int, blocks: torch.Tensor) -> list[Any]:
+    """Return the store of each load thread of a worker with these KV blocks."""
+    assert store.register_buffer(blocks.data_ptr(), blocks.nbytes) == 0
+    threads = [SimpleNamespace(store=store) for _ in range(num_threads)]
+    worker = SimpleNamespace(store=store, kv_recv_threads=threads)
+    if how == "ours":
+        land_loads(worker, "tcp", {"layer": blocks}, lambda *_: None)
+    return [thread.store for thread in threads]
+
+
+def write(master: str, how: str, keys: str) -> None:
+    """Write values of 40 buffers in one call; tell how many failed."""
+    num_keys, num_buffers = int(keys), 40
     client = _connect(master, 0)
-    values = [bytes([index + 1]) * _VALUE_BYTES for index in range(NUM_VALUES)]
-    memory = np.frombuffer(b"".join(values), np.uint8).copy()
-    assert client.register_buffer(memory.ctypes.data, memory.nbytes) == 0
-    store = BoundedStore(client, limits.max_transfers(2), limits.patience_seconds)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    results = store.batch_put_from_multi_buffers(
-        [f"w{index}" for index in range(NUM_VALUES)],
-        [[memory.ctypes.data + index * _VALUE_BYTES] for index in range(NUM_VALUES)],
-        [[_VALUE_BYTES]] * NUM_VALUES,
+    blocks = torch.ones((num_keys, num_buffers, _BUFFER_BYTES), dtype=torch.uint8)
+    assert client.register_buffer(blocks.data_ptr(), blocks.nbytes) == 0
+    worker = SimpleNamespace(kv_send_thread=SimpleNamespace(store=client))
+    if how == "ours":
+        shorten_puts(worker, "tcp")
+    start = time.monotonic()
+    results = worker.kv_send_thread.store.batch_put_from_multi_buffers(
+        [f"{how}-{index}" for index in range(num_keys)],
+        [[part.data_ptr() for part in value] for value in blocks],
+        [[_BUFFER_BYTES] * num_buffers] * num_keys,
         ReplicateConfig(),
     )
-    print("returned", flush=True)
-    sys.stdin.readline()
-    # Were anything still to come late, it would have come.
-    time.sleep(10)
-    right = sum(client.get(f"w{i}") == value for i, value in enumerate(values))
-    print(json.dumps({"worst": min(results), "right": right}))
-    sys.stdout.flush()
+    num_failed = sum(result != 0 for result in results)
+    _tell(seconds=time.monotonic() - start, failed=num_failed)
+
+
+def _tell(**outcome: float) -> None:
+    print(json.dumps(outcome), flush=True)
+    # Not by way of destructors: the store's wait for what never comes.
     os._exit(0)
 
 

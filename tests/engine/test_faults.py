@@ -8,6 +8,7 @@ or ours, and the test fails.
 """
 
 import threading
+from dataclasses import replace
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
@@ -291,9 +292,9 @@ def resize(box: Box, group: int, change: int) -> None:
 
 
 def test_a_short_value_would_be_wrong_kv() -> None:
-    """Shows what the test above stands on."""
+    """On stock; here a value of another size never gets as far as a block."""
     prompt = Tokens()(97)
-    with Box(FULL_SWA, RECOMPUTE) as box:
+    with Box(FULL_SWA, replace(RECOMPUTE, side="stock")) as box:
         box.engine().serve(prompt, "A")
         resize(box, 1, -4)
         box.store.checks_sizes = False

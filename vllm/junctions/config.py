@@ -20,6 +20,7 @@ REPAIR_NAMES = (
     "loads_wait",
     "silent_lookups",
     "late_loads",
+    "short_puts",
 )
 _LONGEST_TIMEOUT_MS = 3_600_000
 

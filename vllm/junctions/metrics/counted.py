@@ -124,6 +124,8 @@ class JunctionCounters:
         timed_out_lookups: Lookups that were not answered in time, or not sent behind
             one that was not; each cost a hit.
         failed_loads: Loads of a hit that the store did not deliver.
+        set_aside_loads: Loads that failed so late that something may still arrive.
+        refused_loads: Loads that were not tried, for want of memory to land in.
     """
 
     dropped_entries: int = 0
@@ -131,6 +133,8 @@ class JunctionCounters:
     failed_lookups: int = 0
     timed_out_lookups: int = 0
     failed_loads: int = 0
+    set_aside_loads: int = 0
+    refused_loads: int = 0
     _lock: threading.Lock = field(
         default_factory=threading.Lock, repr=False, compare=False
     )

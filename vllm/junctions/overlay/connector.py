@@ -21,9 +21,12 @@ from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.core.managers import JUNCTIONS
 from vllm.junctions.overlay.gain import nothing_to_gain
+from vllm.junctions.repairs.late_loads import land_loads
+from vllm.junctions.repairs.short_puts import shorten_puts
 from vllm.junctions.seams import compat
 from vllm.junctions.seams.switches import switch_on
 from vllm.junctions.store import connector as ours
+from vllm.junctions.store.worker import JunctionStoreWorker
 from vllm.junctions.version import __version__
 
 logger = init_logger(__name__)
@@ -82,6 +85,16 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         """
         JunctionsConfig.from_extra_config(extra_config)
         return super().requires_piecewise_for_cudagraph(extra_config)
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Register KV caches, and mend what the worker's transfers do."""
+        super().register_kv_caches(kv_caches)
+        worker = self.connector_worker
+        assert isinstance(worker, JunctionStoreWorker)
+        if "late_loads" in self._repairs:
+            land_loads(worker, worker.protocol, kv_caches, worker.counters.add_fault)
+        if "short_puts" in self._repairs:
+            shorten_puts(worker, worker.protocol)
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Bind the engine's cache manager, and switch our hooks on for it."""

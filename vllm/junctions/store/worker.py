@@ -2,7 +2,6 @@
 """Worker side: lookups that report junctions, saves that keep their tails."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ from vllm.junctions.seams.compat import STORE_WORKER
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.job import JunctionJob
-from vllm.junctions.store.transfers import BoundedStore, TransferLimits
 from vllm.junctions.lookup.wire import (
     HitUnits,
     JunctionLookupResult,
@@ -66,14 +64,12 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     # a worker whose constructor never ran looks up: in vLLM's own tests, whose stores
     # answer by a key's place in stock's one call.
     _lookup_plan: LookupPlan | None = None
-    # What bounds transfers over TCP; None: another protocol.
-    _transfer_limits: TransferLimits | None = None
+    # What Mooncake transfers by; empty where no constructor has found out.
+    protocol = ""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         # Read by the lookup thread, which the stock constructor starts.
         self._answers: ExternalCachedBlockPool | None = None
-        # Before Mooncake reads the environment.
-        limits = TransferLimits.from_environment(os.environ)
         with substituted(
             STORE_WORKER,
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
@@ -81,8 +77,7 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         ):
             super().__init__(vllm_config, kv_cache_config)
         # Where the stock constructor has just found it.
-        if stock_worker.MooncakeStoreConfig.load_from_config().protocol == "tcp":
-            self._transfer_limits = limits
+        self.protocol = stock_worker.MooncakeStoreConfig.load_from_config().protocol
         if not self._capacity_only:
             self._plan_lookups()
 
@@ -95,21 +90,6 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             super().register_kv_caches(kv_caches)
         if isinstance(self.kv_send_thread, JunctionSendingThread):
             self.kv_send_thread.counters = self.counters
-        self._bound_transfers()
-
-    def _bound_transfers(self) -> None:
-        limits = self._transfer_limits
-        if limits is None:
-            return
-        threads: list[Any] = [*self.kv_recv_threads]
-        if self.kv_send_thread is not None:
-            threads.append(self.kv_send_thread)
-        for thread in threads:
-            thread.store = BoundedStore(
-                thread.store,
-                limits.max_transfers(len(threads)),
-                limits.patience_seconds,
-            )
 
     @cached_property
     def counters(self) -> JunctionCounters:
