@@ -29,7 +29,7 @@ MAX_TAILS = 4
 _BREAK_EVEN_HIT_RATE = 0.4
 _MAX_REMEMBERED_TAILS = 1 << 12
 # First siblings that may be due, and none come, before nothing is placed any more.
-_MAX_DUE = 16
+_MAX_DUE = 8
 # Predicted tails that are taken to have been found when wanted, at the start.
 _PRIOR_FOUND = 4
 

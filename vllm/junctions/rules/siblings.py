@@ -5,7 +5,6 @@ Bounded memory of the prompts that came by, and of how far from the end of a pro
 its next sibling parted. Nothing in this module knows about vLLM's objects.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -158,7 +157,8 @@ class PartingRates:
     def siblings_per_prompt(self, num_added_tokens: int) -> np.ndarray:
         """Return how many siblings to expect at each distance, of a kind of prompt.
 
-        The fewer were seen, the more of them are expected further off than any was.
+        The fewer were seen, the more of them are expected further off than those: of
+        one seen, half; of a hundred, one.
         """
         kind = self._kind(num_added_tokens)
         if kind not in self._rates:
@@ -167,7 +167,7 @@ class PartingRates:
             rates = (self._num_siblings[kind] + _POOL_PROMPTS * pooled) / (
                 self._num_prompts[kind] + _POOL_PROMPTS
             )
-            unseen_share = 1 / math.sqrt(1 + siblings.sum())
+            unseen_share = 1 / (1 + siblings.sum())
             self._rates[kind] = (
                 1 - unseen_share
             ) * rates + unseen_share * rates @ self._further_off
