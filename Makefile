@@ -45,10 +45,11 @@ bench-ttft: setup
 bench-trace: setup
 	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
 
-# What predicted tails are worth on made-up traffic, kind by kind.
+# What predicted tails cost a request, and are worth on made-up traffic, kind by kind.
 TRAFFIC ?= documents chats branching-chats agents editing-agents tool-calls unrelated mixture
 .PHONY: bench-placement
 bench-placement: setup
+	@$(PY) -m benchmarks.placement_cost
 	@for kind in $(TRAFFIC); do \
 	  $(PY) -m benchmarks.trace_replay --traffic $$kind --intervals 16384 \
 	    --json benchmarks/results/placement.$$kind.json \

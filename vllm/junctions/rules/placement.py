@@ -30,8 +30,8 @@ _BREAK_EVEN_HIT_RATE = 0.4
 _MAX_REMEMBERED_TAILS = 1 << 12
 # First siblings that may be due, and none come, before nothing is placed any more.
 _MAX_DUE = 8
-# Predicted tails that are taken to have been found when wanted, at the start.
-_PRIOR_FOUND = 4
+# By what share one first sibling changes the share of those who find their tail.
+_FOUND_STEP = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +190,12 @@ class TailPlacement:
         """Return new tails, and what their first user would hit without them."""
         if self._trust.is_spent():
             return {}
-        rates = self._rates.siblings_per_prompt(num_added_tokens)
-        rates = rates * self._trust.found_share()
+        positions = self._positions(lookup)
+        rates = self._rates.siblings_per_prompt(num_added_tokens)[: len(positions)]
+        rates = rates * self._trust.found_share
         # Nobody can gain more than the whole prompt.
         if rates.sum() * lookup.num_tokens <= self._price_tokens:
             return {}
-        positions = self._positions(lookup.num_tokens)
-        useful = (positions > lookup.hit_tokens) & (rates > 0)
-        positions, rates = positions[useful], rates[useful]
         known = self._known_positions(lookup)
         other_tokens = known[known.searchsorted(positions, side="right") - 1]
         indices = best_tails(
@@ -210,10 +208,13 @@ class TailPlacement:
             if positions[index] not in known
         }
 
-    def _positions(self, num_tokens: int) -> np.ndarray:
-        """Return where siblings at each distance can resume at least."""
-        distances = self._rates.distances * self._block_tokens
-        return (num_tokens - distances) // self._block_tokens * self._block_tokens
+    def _positions(self, lookup: FinishedLookup) -> np.ndarray:
+        """Return where siblings at each distance can resume at least, above the hit."""
+        num_blocks = lookup.num_tokens // self._block_tokens
+        num_computed_blocks = num_blocks - lookup.hit_tokens // self._block_tokens
+        num_useful = self._rates.num_distances_below(num_computed_blocks)
+        distances = self._rates.distances[:num_useful]
+        return (num_blocks - distances) * self._block_tokens
 
     def _known_positions(self, lookup: FinishedLookup) -> np.ndarray:
         """Return the positions at which a sibling can resume anyway, ascending."""
@@ -230,15 +231,16 @@ class _Trust:
 
     def __init__(self) -> None:
         self._num_due = 0.0
-        # Of first siblings that a tail was placed for, who found it and who did not:
-        # it was evicted, or not saved yet.
-        self._num_found = 0.0
-        self._num_missed = 0.0
+        # Of first siblings that a tail was placed for: the others' was evicted, or
+        # not saved yet.
+        self.found_share = 1.0
 
     def add_prompt(self) -> None:
-        """Let what was counted fade, as all that is learned does."""
-        self._num_found *= FADE
-        self._num_missed *= FADE
+        """Forget misses as all that is learned is forgotten, so that tails get tried.
+
+        By a factor: what is near to nothing grows slowly, and few are tried.
+        """
+        self.found_share = min(self.found_share / FADE, 1.0)
 
     def add_due(self, num_siblings: float) -> None:
         """Count siblings that tails were placed for just now."""
@@ -246,19 +248,16 @@ class _Trust:
 
     def add_sibling(self, is_served: bool, is_missed: bool) -> None:
         """Count one who was served, one whose tail was missing, or one without."""
-        self._num_found += is_served
-        self._num_missed += is_missed
+        if is_served:
+            self.found_share += _FOUND_STEP * (1 - self.found_share)
+        elif is_missed:
+            self.found_share -= _FOUND_STEP * self.found_share
         if not is_missed:
             self._num_due = 0.0
 
     def is_spent(self) -> bool:
         """Return whether many siblings were due and none came."""
         return self._num_due > _MAX_DUE
-
-    def found_share(self) -> float:
-        """Return what share of those who wanted a predicted tail found it."""
-        num_found = self._num_found + _PRIOR_FOUND
-        return num_found / (num_found + self._num_missed)
 
 
 def dense_span_tokens(tails: Iterable[TailShape], scheduler_block_size: int) -> int:

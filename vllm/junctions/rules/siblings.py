@@ -5,6 +5,7 @@ Bounded memory of the prompts that came by, and of how far from the end of a pro
 its next sibling parted. Nothing in this module knows about vLLM's objects.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -74,14 +75,13 @@ class Owner:
 class PrefixOwners:
     """The last prompt that computed a prefix's end, for a bounded number of prefixes.
 
-    A prompt is remembered by a few of its prefixes: every block at first, then eight
-    per doubling, so that a prompt of 131,072 tokens in blocks of 256 takes 56 of the
+    A prompt is remembered by a few of its prefixes: every block at first, then four
+    per doubling, so that a prompt of 131,072 tokens in blocks of 256 takes 32 of the
     ``max_prefixes``. The least recently used go first.
     """
 
     def __init__(self, block_tokens: int, max_prefixes: int = 1 << 15) -> None:
-        self._marks = ladder(8) * block_tokens
-        self._marks_list: list[int] = self._marks.tolist()
+        self._marks: list[int] = (ladder(_STEPS_PER_OCTAVE) * block_tokens).tolist()
         self._max_prefixes = max_prefixes
         self._owners: OrderedDict[Hashable, Owner] = OrderedDict()
 
@@ -94,10 +94,9 @@ class PrefixOwners:
         Only there it has what a tail needs; below its hit, tails are others' matter.
         """
         owners = self._owners
-        first, end = self._marks.searchsorted(
-            (computed_from, owner.num_tokens), side="right"
-        ).tolist()
-        for key in map(prefix_key, self._marks_list[first:end]):
+        first = bisect_right(self._marks, computed_from)
+        end = bisect_right(self._marks, owner.num_tokens)
+        for key in map(prefix_key, self._marks[first:end]):
             owners[key] = owner
             owners.move_to_end(key)
         while len(owners) > self._max_prefixes:
@@ -105,10 +104,8 @@ class PrefixOwners:
 
     def find(self, num_tokens: int, prefix_key: PrefixKey) -> Owner | None:
         """Return who computed the last remembered position up to ``num_tokens``."""
-        index = int(self._marks.searchsorted(num_tokens, side="right")) - 1
-        if index < 0:
-            return None
-        return self._owners.get(prefix_key(self._marks_list[index]))
+        index = bisect_right(self._marks, num_tokens)
+        return self._owners.get(prefix_key(self._marks[index - 1])) if index else None
 
 
 class PartingRates:
@@ -125,10 +122,14 @@ class PartingRates:
 
     def __init__(self, block_tokens: int) -> None:
         self.distances = ladder(_STEPS_PER_OCTAVE)
+        self._distances_list: list[int] = self.distances.tolist()
         self._block_tokens = block_tokens
         num_distances = len(self.distances)
         self._num_siblings = np.zeros((_NUM_KINDS, num_distances))
         self._num_prompts = np.zeros(_NUM_KINDS)
+        # The same of all kinds together.
+        self._num_all_siblings = np.zeros(num_distances)
+        self._num_all_prompts = 0.0
         self._further_off = _further_off(num_distances)
         self._num_until_decay = _PROMPTS_PER_DECAY
         self._rates: dict[int, np.ndarray] = {}
@@ -136,6 +137,7 @@ class PartingRates:
     def add_prompt(self, num_added_tokens: int) -> None:
         """Count a prompt that is about to be stored."""
         self._num_prompts[self._kind(num_added_tokens)] += 1
+        self._num_all_prompts += 1
         self._num_until_decay -= 1
         if not self._num_until_decay:
             self._num_until_decay = _PROMPTS_PER_DECAY
@@ -149,10 +151,15 @@ class PartingRates:
                 the position that it could have resumed at.
             num_added_tokens: What that prompt had added.
         """
-        index = int(self.distances.searchsorted(distance_tokens / self._block_tokens))
+        index = self.num_distances_below(distance_tokens / self._block_tokens)
         if index < len(self.distances):
             self._num_siblings[self._kind(num_added_tokens), index] += 1
+            self._num_all_siblings[index] += 1
         self._rates.clear()
+
+    def num_distances_below(self, num_blocks: float) -> int:
+        """Return how many distances are shorter."""
+        return bisect_left(self._distances_list, num_blocks)
 
     def siblings_per_prompt(self, num_added_tokens: int) -> np.ndarray:
         """Return how many siblings to expect at each distance, of a kind of prompt.
@@ -162,12 +169,11 @@ class PartingRates:
         """
         kind = self._kind(num_added_tokens)
         if kind not in self._rates:
-            siblings = self._num_siblings.sum(axis=0)
-            pooled = siblings / (self._num_prompts.sum() + _PRIOR_PROMPTS)
+            pooled = self._num_all_siblings / (self._num_all_prompts + _PRIOR_PROMPTS)
             rates = (self._num_siblings[kind] + _POOL_PROMPTS * pooled) / (
                 self._num_prompts[kind] + _POOL_PROMPTS
             )
-            unseen_share = 1 / (1 + siblings.sum())
+            unseen_share = 1 / (1 + self._num_all_siblings.sum())
             self._rates[kind] = (
                 1 - unseen_share
             ) * rates + unseen_share * rates @ self._further_off
@@ -180,4 +186,6 @@ class PartingRates:
     def _decay(self) -> None:
         self._num_siblings *= FADE**_PROMPTS_PER_DECAY
         self._num_prompts *= FADE**_PROMPTS_PER_DECAY
+        self._num_all_siblings *= FADE**_PROMPTS_PER_DECAY
+        self._num_all_prompts *= FADE**_PROMPTS_PER_DECAY
         self._rates.clear()
