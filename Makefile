@@ -47,6 +47,17 @@ bench-ttft: setup
 bench-trace: setup
 	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
 
+# What predicted tails cost a request, and are worth on made-up traffic, kind by kind.
+TRAFFIC ?= documents chats branching-chats agents editing-agents tool-calls unrelated mixture
+.PHONY: bench-placement
+bench-placement: setup
+	@$(PY) -m benchmarks.placement_cost
+	@for kind in $(TRAFFIC); do \
+	  $(PY) -m benchmarks.trace_replay --traffic $$kind --intervals 16384 \
+	    --json benchmarks/results/placement.$$kind.json \
+	    --picture benchmarks/results/placement.$$kind.png $(TRACE_ARGS) || exit; \
+	done
+
 # What a store lookup costs, stock beside ours; wants a quiet machine.
 bench-lookup: setup
 	@$(PY) -m benchmarks.lookup_cost

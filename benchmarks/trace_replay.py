@@ -4,7 +4,7 @@
 Replays a trace in Mooncake's format (``timestamp``, ``input_length``,
 ``output_length``, ``hash_ids``) through vLLM's store coordinator and this package's:
 who would hit what, and what the store would have to hold. ``make bench-trace
-TRACE=path`` runs it.
+TRACE=path`` runs it, and ``make bench-placement`` on made-up traffic of several kinds.
 """
 
 import argparse
@@ -27,10 +27,12 @@ from benchmarks.replay.report import (
     TraceFigures,
     TraceReport,
     policy_figures,
+    print_predictions,
     print_report,
     write_json,
 )
 from benchmarks.replay.trace import Prompts, TraceError, number_prompts, read_trace
+from benchmarks.replay.traffic import TRAFFIC, make_traffic
 from vllm.junctions.seams.compat import vllm_version
 
 RESULTS = Path(__file__).parent / "results"
@@ -76,6 +78,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         nargs="*",
         default=[1024, 4096, 16384],
         help="fixed retention intervals to compare with, in tokens",
+    )
+    parser.add_argument(
+        "--predict",
+        type=_positive,
+        nargs="*",
+        default=[1, 2],
+        help="most predicted tails of a prompt, beside junctions",
+    )
+    parser.add_argument(
+        "--traffic",
+        choices=TRAFFIC,
+        help="make traffic of this kind up instead of reading a trace",
     )
     parser.add_argument(
         "--requests", type=_positive, help="replay only the first ones; default: all"
@@ -129,7 +143,7 @@ def make_report(
     ceiling = replayed[0].outcome
     return TraceReport(
         trace=TraceFigures(
-            name=args.trace.name,
+            name=args.traffic or args.trace.name,
             requests=len(prompts.prompts),
             first_requests_only=args.requests,
             prompt_tokens=prompts.num_tokens,
@@ -151,6 +165,15 @@ def make_report(
     )
 
 
+def _prompts(args: argparse.Namespace, hash_tokens: int) -> Prompts:
+    if args.traffic:
+        return make_traffic(args.traffic, hash_tokens, args.requests or 3000)
+    if args.trace is None:
+        raise TraceError("Name a trace: make bench-trace TRACE=path.")
+    requests = read_trace(args.trace, args.requests)
+    return number_prompts(requests, hash_tokens, args.assume_continued)
+
+
 def run(args: argparse.Namespace, console: Console) -> None:
     """Replay all policies; write what there is after each, print it at the end.
 
@@ -158,12 +181,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
         TraceError: There is no trace, or none that can be replayed.
         ValueError: An interval does not fit the layout.
     """
-    if args.trace is None:
-        raise TraceError("Name a trace: make bench-trace TRACE=path.")
     layout = LAYOUTS[args.layout]
-    todo = policies(args.intervals, layout.scheduler_block_tokens)
-    requests = read_trace(args.trace, args.requests)
-    prompts = number_prompts(requests, layout.hash_tokens, args.assume_continued)
+    todo = policies(args.intervals, layout.scheduler_block_tokens, args.predict)
+    prompts = _prompts(args, layout.hash_tokens)
     cluster = Cluster(
         args.instances,
         args.router,
@@ -176,6 +196,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
         report = make_report(args, cluster, prompts, replayed)
         write_json(report, args.json)
     print_report(report, console)
+    print_predictions(report, console)
     console.print(f"Written to {args.json}", soft_wrap=True)
     if write_picture(report, args.picture):
         console.print(f"Drawn in {args.picture}", soft_wrap=True)

@@ -95,6 +95,10 @@ class PromptBlocks:
             for start in range(0, len(blob), _HASH_BYTES)
         ]
 
+    def prefix_key(self, num_tokens: int) -> int:
+        """Return what the prefix of so many tokens, of whole units, goes by."""
+        return int(self._units[num_tokens // self._space.hash_tokens - 1])
+
     def answers(self, indices: Sequence[np.ndarray]) -> Answers:
         """Return the answers of a cache that has these blocks of each group."""
         exists: set[tuple[int, bytes]] = set()

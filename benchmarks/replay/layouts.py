@@ -20,6 +20,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from vllm.junctions.rules.tails import TailShape
+
 LayerSpecs = dict[str, KVCacheSpec]
 
 
@@ -65,6 +67,24 @@ class ModelLayout:
             for index, layers in enumerate(self.layers_by_group)
             if isinstance(next(iter(layers.values())), FullAttentionSpec)
         )
+
+    @property
+    def tails(self) -> tuple[TailShape, ...]:
+        """The tails of the groups that are not full attention."""
+        shapes = []
+        for index, layers in enumerate(self.layers_by_group):
+            spec = next(iter(layers.values()))
+            if isinstance(spec, SlidingWindowSpec):
+                # The token at hand is in the window too.
+                num_blocks = -(-(spec.sliding_window - 1) // spec.block_size)
+                shape = TailShape(
+                    spec.block_size,
+                    self.scheduler_block_tokens,
+                    (num_blocks, num_blocks + 1),
+                    drops=index in self.eagle_group_ids,
+                )
+                shapes.append(shape)
+        return tuple(shapes)
 
     @property
     def block_bytes(self) -> int:

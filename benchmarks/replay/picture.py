@@ -9,12 +9,15 @@ from benchmarks.replay.report import TraceReport, describe, percent
 
 _COLOURS = {STOCK: "#c0392b", JUNCTIONS: "#1e8449", DENSE: "#2c3e50"}
 _INTERVAL_COLOUR = "#7f8c8d"
+_PREDICTED = f"{JUNCTIONS}+predict-1"
+_COLOURS[_PREDICTED] = "#2471a3"
 # Where a point's label goes, in points of the page, and how it is aligned. Ours and a
 # fixed interval can meet, so they lie on different sides.
 _LABEL_PLACES = {
     STOCK: (10, -6, "left"),
     JUNCTIONS: (10, -20, "left"),
     DENSE: (0, -30, "center"),
+    _PREDICTED: (10, -10, "left"),
 }
 _LOW_INTERVAL_PLACE = (-10, 2, "right")
 _HIGH_INTERVAL_PLACE = (4, -30, "left")
@@ -25,7 +28,9 @@ def write_picture(report: TraceReport, path: Path) -> bool:
     points = {
         name: (figures.bytes_share_of_dense, figures.hit_share_of_ceiling)
         for name, figures in report.policies.items()
-        if figures.bytes_share_of_dense and figures.hit_share_of_ceiling is not None
+        if _is_drawn(name)
+        and figures.bytes_share_of_dense
+        and figures.hit_share_of_ceiling is not None
     }
     if len(points) < 2:
         return False
@@ -96,6 +101,11 @@ def _label_place(name: str, hit_share: float) -> tuple[int, int, str]:
     if not _is_interval(name):
         return _LABEL_PLACES[name]
     return _HIGH_INTERVAL_PLACE if hit_share > 0.9 else _LOW_INTERVAL_PLACE
+
+
+def _is_drawn(name: str) -> bool:
+    """Of what goes on top of junctions the first is enough: they lie close."""
+    return not name.startswith(f"{JUNCTIONS}+") or name == _PREDICTED
 
 
 def _is_interval(name: str) -> bool:

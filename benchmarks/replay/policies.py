@@ -19,6 +19,8 @@ class Policy:
         summary: What it does, in a few words.
         retention_interval: As vLLM's ``prefix_cache_retention_interval``.
         junctions: Whether the store finds and keeps junctions.
+        predicted_tails: Most tails that a prompt gets where a first sibling is
+            expected to part; with junctions only.
         full_attention_only: Whether only full-attention groups exist: nothing but
             the shared prefix itself limits a hit then.
     """
@@ -27,15 +29,21 @@ class Policy:
     summary: str
     retention_interval: int | None = 0
     junctions: bool = False
+    predicted_tails: int = 0
     full_attention_only: bool = False
 
 
-def policies(intervals: Sequence[int], scheduler_block_tokens: int) -> list[Policy]:
+def policies(
+    intervals: Sequence[int],
+    scheduler_block_tokens: int,
+    predicted: Sequence[int] = (),
+) -> list[Policy]:
     """Return all policies, those that others are measured against first.
 
     Args:
         intervals: Fixed retention intervals to try, in tokens.
         scheduler_block_tokens: What an interval has to be a multiple of.
+        predicted: Numbers of predicted tails to try.
 
     Raises:
         ValueError: An interval is not.
@@ -58,5 +66,23 @@ def policies(intervals: Sequence[int], scheduler_block_tokens: int) -> list[Poli
                 retention_interval=interval,
             )
             for interval in sorted(set(intervals))
+        ),
+        *(
+            Policy(
+                f"{JUNCTIONS}+every-{interval}",
+                f"junctions', and those at every {interval} tokens",
+                retention_interval=interval,
+                junctions=True,
+            )
+            for interval in sorted(set(intervals))
+        ),
+        *(
+            Policy(
+                f"{JUNCTIONS}+predict-{num_tails}",
+                f"junctions', and up to {num_tails} where a first sibling may part",
+                junctions=True,
+                predicted_tails=num_tails,
+            )
+            for num_tails in predicted
         ),
     ]

@@ -5,6 +5,7 @@ Searches and masks are those of vLLM's store coordinator and of this package's; 
 caches and the router are models.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +22,11 @@ from benchmarks.replay.layouts import ModelLayout
 from benchmarks.replay.policies import Policy
 from benchmarks.replay.trace import Prompt, Prompts
 from vllm.junctions.rules.boundaries import merge_boundaries
+from vllm.junctions.rules.placement import (
+    FinishedLookup,
+    TailPlacement,
+    dense_span_tokens,
+)
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 Router = Literal["round-robin", "sticky"]
@@ -56,6 +62,9 @@ class Outcome:
             blocks that the coordinator's ``lookup_mask`` names.
         num_puts: Blocks stored.
         num_tail_puts: Those of groups other than full attention.
+        num_predicted_tails: Predicted tails placed.
+        num_predicted_served: Requests that hit one, and nothing as long without.
+        placement_seconds: By request, what prediction took.
         num_stored: Blocks in the store at the end.
         num_evicted: Blocks that it had to let go.
     """
@@ -66,6 +75,9 @@ class Outcome:
     num_lookup_keys: int = 0
     num_puts: int = 0
     num_tail_puts: int = 0
+    num_predicted_tails: int = 0
+    num_predicted_served: int = 0
+    placement_seconds: list[float] = field(default_factory=list)
     num_stored: int = 0
     num_evicted: int = 0
 
@@ -118,6 +130,12 @@ class Replay:
             BlockCache(self._space.num_keys, cluster.local_blocks)
             for _ in range(cluster.num_instances if cluster.local_blocks else 0)
         ]
+        self._placement = TailPlacement(
+            policy.predicted_tails,
+            layout.scheduler_block_tokens,
+            settings["use_eagle"],
+            dense_span_tokens(layout.tails, layout.scheduler_block_tokens),
+        )
         self._lookup_mask = lru_cache(maxsize=None)(self._read_lookup_mask)
         self._first_loaded: dict[int, list[int]] = {}
         self.outcome = Outcome()
@@ -146,6 +164,9 @@ class Replay:
         self.outcome.store_hit_tokens.append(hit_length - local.hit_length)
         self.outcome.num_junction_requests += stored.has_junction
         junctions = self._junctions(local, stored)
+        if self._policy.predicted_tails:
+            predicted = self._predict(blocks, hit_length, junctions)
+            junctions = merge_boundaries(junctions, predicted)
         self._save(blocks, hit_length, junctions)
         if local_cache is not None:
             self._keep(blocks, local_cache, local.hit_length, hit_length, junctions)
@@ -228,6 +249,20 @@ class Replay:
             )
         # Stock finds one position, and that in its own cache only.
         return (local.longest_hit_length,) if local.has_junction else ()
+
+    def _predict(
+        self, blocks: PromptBlocks, hit_length: int, junctions: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        lookup = FinishedLookup(
+            blocks.num_tokens, hit_length, junctions, blocks.prefix_key
+        )
+        start = time.perf_counter()
+        saved_tokens = self._placement.observe(lookup)
+        predicted = self._placement.place(lookup)
+        self.outcome.placement_seconds.append(time.perf_counter() - start)
+        self.outcome.num_predicted_served += saved_tokens > 0
+        self.outcome.num_predicted_tails += len(predicted)
+        return predicted
 
     def _within_reach(self, max_tokens: int, answers: Answers) -> int:
         """Leave out what no group can hit, rather than search it block by block."""

@@ -2,17 +2,18 @@
 """What a replay reports: figures as JSON, a table, a picture."""
 
 from pathlib import Path
+from statistics import median
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.replay.policies import CEILING, DENSE, Policy
+from benchmarks.replay.policies import CEILING, DENSE, JUNCTIONS, Policy
 from benchmarks.replay.replay import Outcome
 
-# 1: the first.
-SCHEMA_VERSION = 1
+# 1: the first. 2: hits of dense's, predicted tails.
+SCHEMA_VERSION = 2
 
 
 class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
         store_hit_tokens: Those of them that came from the store.
         hit_share_of_prompts: ``hit_tokens`` of all prompt tokens.
         hit_share_of_ceiling: ``hit_tokens`` of the ceiling's.
+        hit_share_of_dense: ``hit_tokens`` of dense retention's.
         zero_hit_requests: Requests that hit under the ceiling, and nothing here.
         junction_requests: Requests for which the store reported a junction.
         puts: Blocks stored.
@@ -36,6 +38,10 @@ class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
         bytes_share_of_dense: ``put_bytes`` of what dense retention stores.
         stored_bytes: Bytes in the store at the end.
         evicted: Blocks that the store had to let go.
+        predicted_tails: Tails placed where a first sibling was expected to part.
+        predicted_served_requests: Requests that hit one and less without.
+        placement_us: What prediction took a request, median, in microseconds; None
+            where nothing was to be predicted.
         lookup_keys: Keys that lookups named: for each group, the blocks of the
             coordinator's lookup mask.
         seconds: How long the replay took.
@@ -46,6 +52,7 @@ class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
     store_hit_tokens: int
     hit_share_of_prompts: float | None
     hit_share_of_ceiling: float | None
+    hit_share_of_dense: float | None
     zero_hit_requests: int
     junction_requests: int
     puts: int
@@ -55,6 +62,9 @@ class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes_share_of_dense: float | None
     stored_bytes: int
     evicted: int
+    predicted_tails: int
+    predicted_served_requests: int
+    placement_us: float | None
     lookup_keys: int
     seconds: float
 
@@ -131,6 +141,9 @@ def policy_figures(
             hit_share_of_ceiling=_share(
                 sum(run.outcome.hit_tokens), sum(ceiling.hit_tokens)
             ),
+            hit_share_of_dense=_share(
+                sum(run.outcome.hit_tokens), sum(dense.hit_tokens)
+            ),
             zero_hit_requests=sum(
                 best > 0 and not hit
                 for best, hit in zip(
@@ -145,6 +158,9 @@ def policy_figures(
             bytes_share_of_dense=_share(run.outcome.num_puts, dense.num_puts),
             stored_bytes=run.outcome.num_stored * block_bytes,
             evicted=run.outcome.num_evicted,
+            predicted_tails=run.outcome.num_predicted_tails,
+            predicted_served_requests=run.outcome.num_predicted_served,
+            placement_us=_median_us(run.outcome.placement_seconds),
             lookup_keys=run.outcome.num_lookup_keys,
             seconds=run.seconds,
         )
@@ -154,6 +170,10 @@ def policy_figures(
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def _median_us(seconds: list[float]) -> float | None:
+    return median(seconds) * 1e6 if seconds else None
 
 
 def describe(report: TraceReport) -> str:
@@ -199,7 +219,7 @@ def print_report(report: TraceReport, console: Console) -> None:
     prompt_tokens = report.trace.prompt_tokens
     for name, figures in report.policies.items():
         table.add_row(
-            name,
+            name.removeprefix(JUNCTIONS) if "+" in name else name,
             percent(figures.hit_share_of_prompts),
             percent(figures.hit_share_of_ceiling),
             percent(_share(figures.store_hit_tokens, prompt_tokens)),
@@ -216,9 +236,25 @@ def print_report(report: TraceReport, console: Console) -> None:
         f"{report.trace.matched_requests:,} requests that share a prefix (those that "
         "hit under the ceiling, full attention alone), how many hit nothing. puts, "
         "GiB and keys: of one rank. keys named: blocks that lookups ask about where "
-        "they ask about all of them at once, as stock does.",
+        "they ask about all of them at once, as stock does. +: on top of junctions.",
         soft_wrap=False,
     )
+
+
+def print_predictions(report: TraceReport, console: Console) -> None:
+    """Say what became of predicted tails, and what finding their places took."""
+    junctions = report.policies.get(JUNCTIONS)
+    for name, figures in report.policies.items():
+        if figures.placement_us is None or junctions is None:
+            continue
+        console.print(
+            f"{name}: {percent(figures.hit_share_of_dense)} of dense's hits for "
+            f"{percent(figures.bytes_share_of_dense)} of its bytes (junctions: "
+            f"{percent(junctions.hit_share_of_dense)} for "
+            f"{percent(junctions.bytes_share_of_dense)}); {figures.predicted_tails:,} "
+            f"tails placed, {figures.predicted_served_requests:,} first siblings "
+            f"served, {figures.placement_us:.0f} us a request."
+        )
 
 
 def percent(share: float | None) -> str:

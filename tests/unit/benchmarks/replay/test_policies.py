@@ -5,10 +5,12 @@ from benchmarks.replay.policies import policies
 
 
 def test_what_others_are_measured_against_comes_first():
-    names = [policy.name for policy in policies([8192, 1024, 1024], 256)]
+    names = [policy.name for policy in policies([8192, 1024, 1024], 256, [1])]
     assert names == [
         *("ceiling", "dense", "stock", "junctions"),
         *("every-1024", "every-8192"),
+        *("junctions+every-1024", "junctions+every-8192"),
+        "junctions+predict-1",
     ]
 
 

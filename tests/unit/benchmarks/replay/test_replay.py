@@ -47,6 +47,9 @@ def by_definition(layout: ModelLayout) -> dict[str, Reuse]:
         "stock": Reuse(layout),
         "junctions": Reuse(layout, junctions=True),
         f"every-{8 * block}": Reuse(layout, interval=8 * block),
+        f"junctions+every-{8 * block}": Reuse(
+            layout, junctions=True, interval=8 * block
+        ),
     }
 
 

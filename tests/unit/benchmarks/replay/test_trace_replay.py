@@ -47,8 +47,11 @@ def test_a_run_writes_figures_and_a_picture(run, tmp_path, capsys):
     assert run("--intervals", "256") == 0
     report = read_report(tmp_path)
     figures = report.policies
-    assert list(figures) == ["ceiling", "dense", "stock", "junctions", "every-256"]
-    assert report.schema_version == 1
+    assert list(figures) == [
+        *("ceiling", "dense", "stock", "junctions", "every-256"),
+        *("junctions+every-256", "junctions+predict-1", "junctions+predict-2"),
+    ]
+    assert report.schema_version == 2
     assert (report.trace.requests, report.trace.matched_requests) == (5, 4)
     # MTP: one scheduler block below the shared 1024 tokens; the first sibling pays.
     assert figures["ceiling"].hit_tokens == 4 * 1024

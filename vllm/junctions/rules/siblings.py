@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who shares with whom, and where they part: what lookups teach an instance.
+
+Bounded memory of the prompts that came by, and of how far from the end of a prompt
+its next sibling parted. Nothing in this module knows about vLLM's objects.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+# What a prefix of so many tokens goes by: equal for equal prefixes.
+PrefixKey = Callable[[int], Hashable]
+
+# Prompts after which what was learned counts half: what no longer happens is
+# forgotten within a few of these, and a rate of a few percent is still seen.
+_HALF_LIFE_PROMPTS = 500
+# By how much with each prompt.
+FADE = 0.5 ** (1 / _HALF_LIFE_PROMPTS)
+_PROMPTS_PER_DECAY = 50
+# What one kind of prompt has to show before it counts more than all prompts do.
+_POOL_PROMPTS = 16
+# Prompts without a sibling that are taken for granted at the start.
+_PRIOR_PROMPTS = 2
+_STEPS_PER_OCTAVE = 4
+_MAX_BLOCKS = 1 << 16
+_NUM_KINDS = _MAX_BLOCKS.bit_length() + 1
+
+
+def ladder(steps_per_octave: int) -> np.ndarray:
+    """Return numbers of blocks, one by one at first, then in growing steps.
+
+    With two steps per octave: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... 65536.
+    """
+    rungs = list(range(1, 2 * steps_per_octave))
+    step = 2
+    while rungs[-1] < _MAX_BLOCKS:
+        rungs += [step * rung for rung in range(steps_per_octave, 2 * steps_per_octave)]
+        step *= 2
+    return np.array([rung for rung in rungs if rung <= _MAX_BLOCKS])
+
+
+def _further_off(num_distances: int, num_octaves: int = 3) -> np.ndarray:
+    """Return where siblings may part next: row by row, for one seen at a distance.
+
+    Up to three octaves further off than it, in each half as likely as in the one
+    before.
+    """
+    octaves = 0.5 ** np.arange(1, num_octaves + 1)
+    shares = np.repeat(octaves / octaves.sum(), _STEPS_PER_OCTAVE) / _STEPS_PER_OCTAVE
+    return sum(
+        share * np.eye(num_distances, k=step)
+        for step, share in enumerate(shares, start=1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A prompt that came by.
+
+    Attributes:
+        num_tokens: Its length.
+        num_added_tokens: What of it lies above all tails that were known of it.
+        tails: Positions of the predicted tails that it was to keep.
+    """
+
+    num_tokens: int
+    num_added_tokens: int
+    tails: tuple[int, ...]
+
+
+class PrefixOwners:
+    """The last prompt that computed a prefix's end, for a bounded number of prefixes.
+
+    A prompt is remembered by a few of its prefixes: every block at first, then four
+    per doubling, so that a prompt of 131,072 tokens in blocks of 256 takes 32 of the
+    ``max_prefixes``. The least recently used go first.
+    """
+
+    def __init__(self, block_tokens: int, max_prefixes: int = 1 << 15) -> None:
+        self._marks: list[int] = (ladder(_STEPS_PER_OCTAVE) * block_tokens).tolist()
+        self._max_prefixes = max_prefixes
+        self._owners: OrderedDict[Hashable, Owner] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def add(self, owner: Owner, computed_from: int, prefix_key: PrefixKey) -> None:
+        """Make a prompt the owner of the prefixes that end in what it computes.
+
+        Only there it has what a tail needs; below its hit, tails are others' matter.
+        """
+        owners = self._owners
+        first = bisect_right(self._marks, computed_from)
+        end = bisect_right(self._marks, owner.num_tokens)
+        for key in map(prefix_key, self._marks[first:end]):
+            owners[key] = owner
+            owners.move_to_end(key)
+        while len(owners) > self._max_prefixes:
+            owners.popitem(last=False)
+
+    def find(self, num_tokens: int, prefix_key: PrefixKey) -> Owner | None:
+        """Return who computed the last remembered position up to ``num_tokens``."""
+        index = bisect_right(self._marks, num_tokens)
+        return self._owners.get(prefix_key(self._marks[index - 1])) if index else None
+
+
+class PartingRates:
+    """How often, and how far from a prompt's end, its next sibling parts from it.
+
+    Prompts are told apart by one thing, how much they add to what was stored before
+    (by powers of two): a new document is another matter than the tenth question
+    about it. A kind of prompt of which little has been seen is taken for what all
+    prompts are. What was learned fades with the prompts that come after it.
+
+    Attributes:
+        distances: Upper ends of the distances that are told apart, in blocks.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self.distances = ladder(_STEPS_PER_OCTAVE)
+        self._distances_list: list[int] = self.distances.tolist()
+        self._block_tokens = block_tokens
+        num_distances = len(self.distances)
+        self._num_siblings = np.zeros((_NUM_KINDS, num_distances))
+        self._num_prompts = np.zeros(_NUM_KINDS)
+        # The same of all kinds together.
+        self._num_all_siblings = np.zeros(num_distances)
+        self._num_all_prompts = 0.0
+        self._further_off = _further_off(num_distances)
+        self._num_until_decay = _PROMPTS_PER_DECAY
+        self._rates: dict[int, np.ndarray] = {}
+
+    def add_prompt(self, num_added_tokens: int) -> None:
+        """Count a prompt that is about to be stored."""
+        self._num_prompts[self._kind(num_added_tokens)] += 1
+        self._num_all_prompts += 1
+        self._num_until_decay -= 1
+        if not self._num_until_decay:
+            self._num_until_decay = _PROMPTS_PER_DECAY
+            self._decay()
+
+    def add_sibling(self, distance_tokens: int, num_added_tokens: int) -> None:
+        """Count a sibling that no tail served in full but one that was predicted.
+
+        Args:
+            distance_tokens: From the end of the prompt that it shares with down to
+                the position that it could have resumed at.
+            num_added_tokens: What that prompt had added.
+        """
+        index = self.num_distances_below(distance_tokens / self._block_tokens)
+        if index < len(self.distances):
+            self._num_siblings[self._kind(num_added_tokens), index] += 1
+            self._num_all_siblings[index] += 1
+        self._rates.clear()
+
+    def num_distances_below(self, num_blocks: float) -> int:
+        """Return how many distances are shorter."""
+        return bisect_left(self._distances_list, num_blocks)
+
+    def siblings_per_prompt(self, num_added_tokens: int) -> np.ndarray:
+        """Return how many siblings to expect at each distance, of a kind of prompt.
+
+        The fewer were seen, the more of them are expected further off than those: of
+        one seen, half; of a hundred, one.
+        """
+        kind = self._kind(num_added_tokens)
+        if kind not in self._rates:
+            pooled = self._num_all_siblings / (self._num_all_prompts + _PRIOR_PROMPTS)
+            rates = (self._num_siblings[kind] + _POOL_PROMPTS * pooled) / (
+                self._num_prompts[kind] + _POOL_PROMPTS
+            )
+            unseen_share = 1 / (1 + self._num_all_siblings.sum())
+            self._rates[kind] = (
+                1 - unseen_share
+            ) * rates + unseen_share * rates @ self._further_off
+        return self._rates[kind]
+
+    def _kind(self, num_added_tokens: int) -> int:
+        num_blocks = max(num_added_tokens, 0) // self._block_tokens
+        return min(num_blocks.bit_length(), _NUM_KINDS - 1)
+
+    def _decay(self) -> None:
+        self._num_siblings *= FADE**_PROMPTS_PER_DECAY
+        self._num_prompts *= FADE**_PROMPTS_PER_DECAY
+        self._num_all_siblings *= FADE**_PROMPTS_PER_DECAY
+        self._num_all_prompts *= FADE**_PROMPTS_PER_DECAY
+        self._rates.clear()
