@@ -81,6 +81,13 @@ fuzz: setup
 dashboard: setup
 	$(PY) -m tools.dashboard
 
+# The in-tree series: as a branch in TREE (default: copies of the released sources,
+# one a version, below .cache/) and as files in patches/.
+.PHONY: patches
+patches: setup
+	@$(PY) -m tools.series $(if $(TREE),--tree "$(TREE)") \
+	  $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without $(WITHOUT))
+
 lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
