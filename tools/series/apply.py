@@ -43,9 +43,8 @@ def chosen(without: Collection[str]) -> tuple[Commit, ...]:
     droppable = {commit.name for commit in SERIES[NUM_REQUIRED:]}
     for name in without:
         if name not in droppable:
-            raise trees.Refused(
-                f"{name!r} cannot be left out; these can: {', '.join(sorted(droppable))}"
-            )
+            names = ", ".join(sorted(droppable))
+            raise trees.Refused(f"{name!r} cannot be left out; these can: {names}")
     return tuple(commit for commit in SERIES if commit.name not in without)
 
 
@@ -130,9 +129,7 @@ def patched_tree(version: str, without: Collection[str] = ()) -> Applied:
         AnchorError: An anchor does not fit.
     """
     if version not in VERSIONS:
-        raise trees.Refused(
-            f"there are no records for vLLM {version}, only for {' and '.join(VERSIONS)}"
-        )
+        raise trees.unknown(version, VERSIONS)
     tree = CACHE / f"patched-{version}"
     stamp = tree / ".series"
     state = _state(without)

@@ -89,6 +89,12 @@ def found_version(tree: Path) -> str | None:
     return None
 
 
+def unknown(version: str, known: tuple[str, ...]) -> Refused:
+    """Return what to raise for a release that the series has no records for."""
+    names = " and ".join(known)
+    return Refused(f"there are no records for vLLM {version}, only for {names}")
+
+
 def records_for(
     tree: Path, wanted: str | None, known: tuple[str, ...]
 ) -> tuple[str, str]:
@@ -104,7 +110,7 @@ def records_for(
     found = found_version(tree)
     names = " and ".join(known)
     if wanted is not None and wanted not in known:
-        raise Refused(f"there are no records for vLLM {wanted}, only for {names}")
+        raise unknown(wanted, known)
     release = found.split("+")[0] if found else None
     if release in known:
         if wanted not in (None, release):

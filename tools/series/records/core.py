@@ -83,9 +83,20 @@ _MANAGER_EDITS = (
     ),
     Edit(
         _MANAGER,
+        at="self, request: Request)",
+        within="def get_computed_blocks(",
+        until="int]:",
+        put="""
+        self, request: Request
+    ) -> tuple[KVCacheBlocks, int, tuple[int, ...]]:""",
+        versions=("0.32.0",),
+    ),
+    Edit(
+        _MANAGER,
         at="int]:",
         within="def get_computed_blocks(",
         put="tuple[int, ...]]:",
+        versions=("0.33.0",),
     ),
     Edit(
         _MANAGER,

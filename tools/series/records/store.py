@@ -250,6 +250,42 @@ _SCHEDULER_EDITS = (
     ),
 )
 
+_UNIT = "tests/v1/kv_connector/unit"
+
+# Stand-ins in vLLM's own tests that lack what the scheduler and the sender now read.
+_TEST_EDITS = (
+    Edit(
+        f"{_UNIT}/test_mooncake_store_scheduler.py",
+        at="scheduler._request_trackers = {}",
+        how="after",
+        put="    scheduler._junctions = {}\n",
+    ),
+    Edit(
+        f"{_UNIT}/test_mooncake_store_scheduler.py",
+        at='request_id="req-0",',
+        within="def test_pending_load_for_non_chosen_connector_is_dropped",
+        how="after",
+        put="        shared_prefix_boundaries=(),\n",
+    ),
+    Edit(
+        f"{_UNIT}/test_mooncake_store_scheduler.py",
+        at='"req-1")',
+        within="def test_update_state_excludes_nontransfer_groups",
+        put='"req-1", shared_prefix_boundaries=())',
+    ),
+    Edit(
+        f"{_UNIT}/test_mooncake_store_worker.py",
+        at="num_prompt_tokens=None: (",
+        how="everywhere",
+        put="num_prompt_tokens=None, junctions=(): (",
+    ),
+    Edit(
+        f"{_UNIT}/test_mooncake_store_worker.py",
+        at="(64, 32, num_prompt_tokens=64",
+        put="(64, 32, num_prompt_tokens=64, junctions=()",
+    ),
+)
+
 COMMIT = Commit(
     name="store",
     message="""\
@@ -272,6 +308,7 @@ group has; readers without this change ignore it.
         *_COORDINATOR_EDITS,
         *_WORKER_EDITS,
         *_SCHEDULER_EDITS,
+        *_TEST_EDITS,
     ),
     new_files=("tests/v1/kv_connector/unit/test_mooncake_store_junctions.py",),
 )
