@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.series.apply import Applied, apply_to, patched_tree
+from tools.series.apply import PATCHES, Applied, apply_to, patched_tree
 from tools.series.edits import AnchorError
 from tools.series.git import BRANCH
 from tools.series.records import VERSIONS
@@ -23,10 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tree", type=Path, help="default: fetched source packages")
     parser.add_argument("--version", help=f"records to use: {', '.join(VERSIONS)}")
     parser.add_argument("--without", nargs="*", default=[], help="commits to leave out")
+    parser.add_argument("--patches", type=Path, default=PATCHES, help="for the files")
     args = parser.parse_args(argv)
     try:
         if args.tree is not None:
-            _print(apply_to(args.tree.resolve(), args.version, args.without))
+            tree = args.tree.resolve()
+            _print(apply_to(tree, args.version, args.without, args.patches.resolve()))
         else:
             for version in [args.version] if args.version else VERSIONS:
                 _print(patched_tree(version, args.without))

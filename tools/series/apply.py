@@ -71,7 +71,10 @@ def texts_by_commit(
 
 
 def apply_to(
-    tree: Path, wanted: str | None = None, without: Collection[str] = ()
+    tree: Path,
+    wanted: str | None = None,
+    without: Collection[str] = (),
+    patches: Path = PATCHES,
 ) -> Applied:
     """Apply the series to ``tree`` as commits on a branch, and write patch files.
 
@@ -81,6 +84,7 @@ def apply_to(
         tree: A source tree of vLLM.
         wanted: Release whose records to use where the tree is no release.
         without: Commits to leave out.
+        patches: Where the patch files go, in a folder a version.
 
     Raises:
         Refused: The tree cannot take the series; nothing was changed.
@@ -94,29 +98,32 @@ def apply_to(
         git.require_clean()
     written = texts_by_commit(tree, version, commits)
     trees.require_writable(tree, [path for _, texts in written for path in texts])
-    return _commit(git, found, version, written)
+    files = _commit(git, f"vLLM {found}", written, patches / version)
+    return Applied(tree, found, version, files)
 
 
 def _commit(
     git: Git,
-    found: str,
-    version: str,
+    release: str,
     written: list[tuple[Commit, dict[str, str]]],
-) -> Applied:
-    is_ours = not git.is_repository
+    patches: Path,
+) -> list[Path]:
+    starts_here = not git.is_repository
     try:
-        if is_ours:
-            git.start_repository(f"vLLM {found}")
+        if starts_here:
+            git.start_repository(release)
         base = git("rev-parse", "HEAD")
         messages: list[tuple[str, Mapping[str, str]]] = [
             (commit.message, texts) for commit, texts in written
         ]
-        git.switch_to(git.commit_all(messages))
+        last = git.commit_all(messages)
+        files = git.write_patches(base, last, patches)
+        git.switch_to(last)
     except trees.Refused:
-        if is_ours and git.is_repository:
+        if starts_here and git.is_repository:
             git.end_repository()
         raise
-    return Applied(git.tree, found, version, git.write_patches(base, PATCHES / version))
+    return files
 
 
 def patched_tree(version: str, without: Collection[str] = ()) -> Applied:

@@ -40,7 +40,19 @@ class Git:
         }
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)
-        done = subprocess.run(
+        try:
+            done = self._run(arguments, stdin, environment)
+        except FileNotFoundError as error:
+            raise Refused("git is not installed") from error
+        if done.returncode:
+            words = (done.stderr or done.stdout).strip().splitlines()
+            raise Refused(f"git {arguments[0]} in {self.tree}: {' '.join(words)}")
+        return done.stdout.strip()
+
+    def _run(
+        self, arguments: Sequence[str], stdin: str, environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [
                 *(
                     "git",
@@ -57,10 +69,6 @@ class Git:
             text=True,
             check=False,
         )
-        if done.returncode:
-            words = (done.stderr or done.stdout).strip().splitlines()
-            raise Refused(f"git {arguments[0]} in {self.tree}: {' '.join(words)}")
-        return done.stdout.strip()
 
     @property
     def is_repository(self) -> bool:
@@ -110,7 +118,8 @@ class Git:
             for message, texts in commits:
                 for path, text in texts.items():
                     blob = self("hash-object", "-w", "--stdin", stdin=text)
-                    entry = f"100644,{blob},{path}"
+                    known = self("ls-files", "--stage", "--", path, index=index)
+                    entry = f"{known[:6] or '100644'},{blob},{path}"
                     self("update-index", "--add", "--cacheinfo", entry, index=index)
                 tree = self("write-tree", index=index)
                 parent = self("commit-tree", tree, "-p", parent, stdin=message)
@@ -129,12 +138,11 @@ class Git:
             self("branch", "--delete", "--force", BRANCH)
             raise
 
-    def write_patches(self, base: str, folder: Path) -> list[Path]:
+    def write_patches(self, base: str, commit: str, folder: Path) -> list[Path]:
         """Write one ``git format-patch`` file a commit behind ``base``."""
         shutil.rmtree(folder, ignore_errors=True)
-        written = self(
+        self(
             *("format-patch", "--quiet", "--zero-commit", "--no-signature"),
-            *("--output-directory", str(folder), f"{base}..{BRANCH}"),
+            *("--output-directory", str(folder), f"{base}..{commit}"),
         )
-        del written
         return sorted(folder.glob("*.patch"))

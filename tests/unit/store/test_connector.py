@@ -71,7 +71,8 @@ def test_the_engines_own_cache_manager_is_switched_on(build, extra, expected):
 def test_the_start_up_line_says_what_is_on(build, monkeypatch):
     lines = []
     monkeypatch.setattr(
-        "vllm.junctions.store.connector.logger.info", lambda text, *a: lines.append(text % a)
+        "vllm.junctions.store.connector.logger.info",
+        lambda text, *a: lines.append(text % a),
     )
     build()
     (line,) = lines
