@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.v1.kv_connector.unit.test_mooncake_store_scheduler import (
+    _make_bare_scheduler,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (  # noqa: E501
     ExternalCachedBlockPool,
     MooncakeStoreCoordinator,
@@ -24,7 +27,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.protocol import
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
     MooncakeStoreScheduler,
 )
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.sched.output import KVConnectorBlockState
@@ -190,27 +192,9 @@ class _Client:
 
 
 def _scheduler(result: MooncakeLookupResult | None) -> MooncakeStoreScheduler:
-    scheduler = object.__new__(MooncakeStoreScheduler)
-    scheduler.kv_role = "kv_both"
-    scheduler.enable_lookup = scheduler.load_async = True
-    scheduler.lookup_async = scheduler.save_decode_cache = False
-    scheduler.enable_kv_events = scheduler.enable_partial_hash_hits = False
-    scheduler._block_size = scheduler._hash_block_size = BLOCK
+    scheduler = _make_bare_scheduler()
     scheduler._store_group_ids = (0, 1)
-    scheduler._capacity_only = False
-    scheduler._store_coord = _coordinator(FULL, SWA)
-    scheduler._boundary_state_group_ids = frozenset()
-    scheduler._gpu_block_pool = BlockPool(64, True, BLOCK)
-    scheduler._num_workers = 1
-    scheduler._next_store_job_id = 0
-    scheduler._pinned_saves = {}
     scheduler.client = _Client(result)
-    scheduler.load_specs = {}
-    scheduler._junctions = {}
-    scheduler._request_trackers = {}
-    scheduler._unfinished_requests = {}
-    scheduler._unfinished_request_ids = set()
-    scheduler._finished_partial_tail_metas = {}
     return scheduler
 
 
