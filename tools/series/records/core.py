@@ -34,6 +34,18 @@ _REQUEST_EDITS = (
         return tuple(sorted(known))
 
     @property
+    def prefill_stops(self) -> tuple[int, ...]:
+        \"\"\"Boundaries at which a recurrent model's prefill chunks end: two at most.
+
+        The longest local one comes first: requests of the same pass resume there.
+        \"\"\"
+        external = self.external_prefix_boundaries
+        if not self.local_prefix_boundaries:
+            return external[-2:]
+        longest = self.local_prefix_boundaries[-1]
+        return (longest, *[b for b in external if b > longest][-1:])
+
+    @property
     def shared_prefix_boundary(self) -> int:
         \"\"\"The longest local one, for readers of a single position; 0 for none.\"\"\"
         return max(self.local_prefix_boundaries, default=0)
@@ -201,7 +213,7 @@ _SCHEDULER_EDITS = (
             junction
             if junction <= exact_up_to
             else start + (junction - start) // block_size * block_size
-            for junction in request.shared_prefix_boundaries
+            for junction in request.prefill_stops
             if start < junction < end
         )""",
     ),
@@ -329,8 +341,9 @@ may know further ones. Keep them as tuples, local and external apart, so that
 the local part can be derived again on every attempt to schedule without losing
 what the connector reported.
 
-junction_boundaries() is the one rule; sparse groups keep their tails, and Mamba
-ends its prefill chunks, at every boundary.
+junction_boundaries() is the one rule; sparse groups keep what a later sibling
+needs at every boundary. Mamba keeps a state only where a prefill chunk ends, and
+each end costs a step: chunks end at two of them at most, first where they do today.
 """,
     edits=(
         *_REQUEST_EDITS,

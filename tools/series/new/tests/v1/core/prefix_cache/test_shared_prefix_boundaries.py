@@ -120,6 +120,25 @@ def test_deriving_the_local_part_again_keeps_the_external_one():
 
 
 @pytest.mark.parametrize(
+    ("local", "external", "expected"),
+    [
+        ((), (), ()),
+        ((), (288, 304), (288, 304)),
+        # Today's stop first, and no more than one beside it.
+        ((288, 304), (256, 272), (304,)),
+        ((288, 304), (320, 336), (304, 336)),
+        ((304,), (288, 304), (304,)),
+    ],
+)
+def test_chunks_end_at_two_boundaries_at_most(local, external, expected):
+    request = make_request("0", SHARED, BLOCK, sha256)
+    request.local_prefix_boundaries = local
+    request.external_prefix_boundaries = external
+
+    assert request.prefill_stops == expected
+
+
+@pytest.mark.parametrize(
     ("computed", "chunk"), [(0, 2), (2 * BLOCK, 3), (5 * BLOCK, 4)]
 )
 def test_mamba_chunks_end_at_the_next_of_several(computed, chunk):
