@@ -29,7 +29,7 @@ setup:
 	@bash tools/setup.sh
 
 demo: setup
-	@$(PY) -m benchmarks.demo --model $(MODEL)
+	@$(PY) -m benchmarks.demo --model $(MODEL) $(if $(PATCHED),--patched)
 
 bench-gsm8k: setup
 	@$(PY) -m benchmarks.gsm8k_shared_prefix --arms $(ARMS) --dtype $(DTYPE) \
@@ -87,6 +87,11 @@ dashboard: setup
 patches: setup
 	@$(PY) -m tools.series $(if $(TREE),--tree "$(TREE)") \
 	  $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without $(WITHOUT))
+
+# The patched vLLM of each version, without the overlay; EXAMPLES of each law.
+.PHONY: test-patched
+test-patched: setup
+	$(PY) -m tools.series.check --examples $(or $(EXAMPLES),1000) $(ONLY)
 
 lint: setup
 	$(PY) -m ruff format --check .

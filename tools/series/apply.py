@@ -155,6 +155,9 @@ def patched_tree(version: str, without: Collection[str] = ()) -> Applied:
 def _state(without: Collection[str]) -> str:
     digest = hashlib.sha256(repr(sorted(without)).encode())
     folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
+    sources = [folder / name for name in ("edits.py", "git.py", "apply.py")]
+    for part in ("records", "new"):
+        sources += (folder / part).rglob("*.py")
+    for path in sorted(sources):
         digest.update(path.read_bytes())
     return digest.hexdigest()

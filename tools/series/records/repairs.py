@@ -160,10 +160,11 @@ cannot be the request's.
             within="class LookupKeyClient:",
             how="before",
             put="""\
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        settings = transfer_config.kv_connector_extra_config
+        self._timeout_ms = int(settings.get("lookup_timeout_ms", 2000))
         self._socket_path = socket_path
-        self._timeout_ms = int(extra_config.get("lookup_timeout_ms", 2000))
         self._paused_until = 0.0
 
 """,
