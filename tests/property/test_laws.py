@@ -244,7 +244,7 @@ def served_one_by_one(run: Run):
         promises += [
             _Promise(prompt, position // model.block_tokens * model.block_tokens, i)
             for i in [step.engine]
-            for position in junctions
+            for position in model.kept(locally, in_the_store)
             if position > served.hit_tokens
             and model.found_by_vllm(position // model.block_tokens * model.block_tokens)
             and model.proofs_last(position, chunk_ends)
