@@ -38,8 +38,20 @@ class Compared:
 
     @property
     def differs(self) -> list[str]:
-        """Tests that pass on the release and not on the patched tree."""
-        return [d.test_id for d in outcomes.differences(self.stock, self.patched)]
+        """Tests of the release that end otherwise on the patched tree."""
+        return differing(self.stock, self.patched)
+
+
+def differing(
+    stock: dict[str, outcomes.Outcome], patched: dict[str, outcomes.Outcome]
+) -> list[str]:
+    """Return the ids of tests that end otherwise; the series' own are no such tests."""
+    new = tuple(f"{path}::" for commit in SERIES for path in commit.new_files)
+    return [
+        difference.test_id
+        for difference in outcomes.differences(stock, patched)
+        if not difference.test_id.startswith(new)
+    ]
 
 
 def compare(applied: Applied, runtime: Path, only: Sequence[str] = ()) -> Compared:
@@ -60,14 +72,12 @@ def compare(applied: Applied, runtime: Path, only: Sequence[str] = ()) -> Compar
     new = [path for commit in SERIES for path in commit.new_files]
     first = _run(stock, patched, present, [] if only else new)
     again: list[SuiteRun] = []
-    differing = [
-        d.test_id for d in outcomes.differences(first[0].tests, first[1].tests)
-    ]
-    if 0 < len(differing) <= upstream.MAX_REPEATED:
+    unlike = differing(first[0].tests, first[1].tests)
+    if 0 < len(unlike) <= upstream.MAX_REPEATED:
         again = _run(
             SuiteRun(version, "stock", "-repeated"),
             SuiteRun(version, _PATCHED, "-repeated", runtime, _PATCHED),
-            differing,
+            unlike,
         )
     tests = [
         {**run.tests, **(again[index].tests if again else {})}
