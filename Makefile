@@ -31,7 +31,7 @@ setup:
 	@bash tools/setup.sh
 
 demo: setup
-	@$(PY) -m benchmarks.demo --model $(MODEL)
+	@$(PY) -m benchmarks.demo --model $(MODEL) $(if $(PATCHED),--patched)
 
 bench-gsm8k: setup
 	@$(PY) -m benchmarks.gsm8k_shared_prefix --arms $(ARMS) --dtype $(DTYPE) \
@@ -117,6 +117,18 @@ fuzz: setup
 # Writes dashboards/junctions.json; a test compares the file with what this makes.
 dashboard: setup
 	$(PY) -m tools.dashboard
+
+# The in-tree series: as a branch in TREE (default: copies of the released sources,
+# one a version, below .cache/) and as files in patches/.
+.PHONY: patches
+patches: setup
+	@$(PY) -m tools.series $(if $(TREE),--tree "$(TREE)") \
+	  $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without $(WITHOUT))
+
+# The patched vLLM of each version, without the overlay; EXAMPLES of each law.
+.PHONY: test-patched
+test-patched: setup
+	$(PY) -m tools.series.check --examples $(or $(EXAMPLES),1000) $(ONLY)
 
 lint: setup
 	$(PY) -m ruff format --check .

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import msgspec
@@ -28,6 +29,7 @@ from testbed.store import MooncakeMaster
 
 RESULTS = Path(__file__).parent / "results"
 SEED_TABLE = "seed-table"
+# The ``junctions`` setting of each side.
 _SIDES = {"stock": False, "junctions": True}
 
 
@@ -49,18 +51,34 @@ class DemoResult(msgspec.Struct, frozen=True):
     junctions: list[DemoRow]
 
 
-def run_side(model: TinyModel, side: str, work_dir: Path) -> ProbeReport:
+def _server_settings(side: str, patched: Path | None) -> dict[str, Any]:
+    """Return what makes a server one of ``side``.
+
+    With ``patched``, a folder that brings a vLLM with the in-tree series, this package
+    is loaded on neither side.
+    """
+    if patched is None:
+        return {"junctions": _SIDES[side]}
+    python_path = {"PYTHONPATH": str(patched)} if side == "junctions" else {}
+    return {"env": {"VLLM_PLUGINS": "", **python_path}}
+
+
+def run_side(
+    model: TinyModel, side: str, work_dir: Path, patched: Path | None = None
+) -> ProbeReport:
     """Probe one side on a store and a server of its own."""
     side_dir = work_dir / side
+    settings = _server_settings(side, patched)
     with MooncakeMaster(side_dir) as master:
         server = VllmServer(
             model.write(side_dir),
             side_dir,
             mooncake_config=master.write_client_config(),
-            junctions=_SIDES[side],
-            env=model.env(side_dir),
+            **{**settings, "env": {**model.env(side_dir), **settings.get("env", {})}},
         )
         with server:
+            if patched is not None and "vllm-junctions" in server.log():
+                raise junction_probe.ProbeError("the overlay is loaded as well")
             args = junction_probe.parse_args(["--base-url", server.base_url])
             args.block_tokens = model.block_tokens
             return junction_probe.probe(args)
@@ -100,7 +118,10 @@ def _label(row: ProbeRow) -> str:
 
 
 def print_comparison(
-    model: TinyModel, reports: dict[str, ProbeReport], console: Console
+    model: TinyModel,
+    reports: dict[str, ProbeReport],
+    console: Console,
+    ours_name: str = "junctions",
 ) -> None:
     """Print both sides in one table, and what they mean."""
     table = Table(title=f"Tokens loaded from the Mooncake store: {model.summary}")
@@ -109,9 +130,9 @@ def print_comparison(
         "request",
         "prompt tokens",
         "stock hit",
-        "junctions hit",
+        f"{ours_name} hit",
         "stock TTFT s",
-        "junctions TTFT s",
+        f"{ours_name} TTFT s",
     ):
         table.add_column(column, justify="right")
     pairs = zip(reports["stock"].rows, reports["junctions"].rows, strict=True)
@@ -150,22 +171,33 @@ def _demo_rows(report: ProbeReport) -> list[DemoRow]:
     ]
 
 
-def run(model: TinyModel, json_path: Path, work_dir: Path) -> int:
+def run(
+    model: TinyModel, json_path: Path, work_dir: Path, patched: Path | None = None
+) -> int:
     """Run both sides, print, check and write the result; return an exit status."""
     console = Console()
     reports = {}
     for side in _SIDES:
         console.print(f"{side}: starting mooncake_master and a vLLM server ...")
-        reports[side] = run_side(model, side, work_dir)
+        reports[side] = run_side(model, side, work_dir, patched)
     result = DemoResult(**{side: _demo_rows(reports[side]) for side in _SIDES})
     json_path.parent.mkdir(parents=True, exist_ok=True)
     json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    print_comparison(model, reports, console)
+    ours_name = "junctions" if patched is None else "patched"
+    print_comparison(model, reports, console, ours_name)
     console.print(f"Written to {json_path}")
     problems = failures(model, reports)
     for problem in problems:
         console.print(f"[bold red]NOT AS EXPECTED:[/] {problem}")
     return 1 if problems else 0
+
+
+def _patched_vllm() -> Path:
+    from tools.series.apply import patched_tree
+    from tools.series.installed import patched_installation
+    from tools.upstream import installed_version
+
+    return patched_installation(patched_tree(installed_version()))
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
@@ -183,6 +215,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, default=RESULTS / "demo.json")
     parser.add_argument(
+        "--patched",
+        action="store_true",
+        help="a vLLM with the in-tree series, without this package, beside stock",
+    )
+    parser.add_argument(
         "--keep-logs", action="store_true", help="keep the servers' logs, say where"
     )
     args = parser.parse_args(argv)
@@ -198,7 +235,8 @@ def main(argv: list[str] | None = None) -> int:
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-demo-"))
     keep = args.keep_logs
     try:
-        return run(MODELS[args.model], args.json, work_dir)
+        patched = _patched_vllm() if args.patched else None
+        return run(MODELS[args.model], args.json, work_dir, patched)
     except (ProcessFailed, junction_probe.ProbeError, httpx.HTTPError) as error:
         keep = True
         print(f"demo: {error}", file=sys.stderr)

@@ -51,6 +51,10 @@ class SuiteRun:
     version: str
     side: str
     label: str = ""
+    # Folder that brings its vLLM, instead of the version's own.
+    runtime: Path | None = None
+    # Whose tests it runs: empty for the version's own.
+    tests_of: str = ""
     tests: dict[str, outcomes.Outcome] = field(default_factory=dict)
     exit_code: int | None = None
     seconds: float = 0.0
@@ -58,6 +62,11 @@ class SuiteRun:
     @property
     def name(self) -> str:
         return f"{self.version}-{self.side}{self.label}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its tests lie; a patched vLLM brings its own."""
+        return WORK / ("-".join(filter(None, (self.version, self.tests_of))))
 
     @property
     def log(self) -> Path:
@@ -72,22 +81,29 @@ Runs = dict[str, SuiteRun]
 
 
 def prepare(version: str) -> Path:
-    """Lay out a folder with the version's tests and nothing else of it.
+    """Lay out a folder with the version's tests and nothing else of it."""
+    folder = WORK / version
+    if not (folder / "pytest.ini").exists():
+        lay_out(tree(version), folder)
+    return folder
+
+
+def lay_out(source: Path, folder: Path) -> None:
+    """Copy the tests of a tree to ``folder``, and nothing else of it.
 
     A ``vllm`` folder beside the tests would take the installed package's place.
     """
-    folder = WORK / version
-    if not (folder / "pytest.ini").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(tree(version) / "tests", folder / "tests")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source / "tests", folder / "tests")
     (folder / "pytest.ini").write_text(PYTEST_INI)
-    return folder
 
 
 def environment(run: SuiteRun) -> dict[str, str]:
     enabled = run.side == "enabled"
     python_path = [str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
-    if run.version != installed_version():
+    if run.runtime is not None:
+        python_path.insert(0, str(run.runtime))
+    elif run.version != installed_version():
         python_path.insert(0, str(tree(run.version)))
     return {
         **os.environ,
@@ -126,7 +142,6 @@ def suites_of(folder: Path) -> tuple[list[str], list[str]]:
 
 def run_suites(run: SuiteRun, selection: Sequence[str]) -> SuiteRun:
     """Run ``selection`` (files, folders or test ids) and read what came of it."""
-    folder = WORK / run.version
     command = [
         *(sys.executable, "-m", "pytest", "-p", "upstream_plugin"),
         *("-q", "--tb=short", "-p", "no:cacheprovider"),
@@ -137,7 +152,7 @@ def run_suites(run: SuiteRun, selection: Sequence[str]) -> SuiteRun:
     run.outcomes_file.unlink(missing_ok=True)
     started = time.monotonic()
     with run.log.open("w") as log:
-        exit_code = _call(command, folder, environment(run), log)
+        exit_code = _call(command, run.folder, environment(run), log)
     return replace(
         run,
         tests=_read(run.outcomes_file),

@@ -32,8 +32,11 @@ def tree(version: str) -> Path:
 
 def runtime(version: str) -> Path:
     """Return a folder for ``PYTHONPATH`` that runs ``version`` as a CPU build."""
-    source = tree(version)
-    folder = CACHE / f"runtime-{version}"
+    return runtime_of(tree(version), version, CACHE / f"runtime-{version}")
+
+
+def runtime_of(source: Path, version: str, folder: Path) -> Path:
+    """Present ``source``, a tree of ``version``, as a CPU build in ``folder``."""
     metadata = folder / f"vllm-{version}+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     # vLLM takes the platform from its distribution's version.

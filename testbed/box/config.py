@@ -2,7 +2,8 @@
 """vLLM's configuration for an engine in a box, by the real constructors."""
 
 import functools
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import ReqMeta
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -28,7 +30,8 @@ MAX_MODEL_TOKENS = 16384
 
 # ``stock``: vLLM's own connector, as if this package were not installed.
 # ``off``: through the plugin, switched off. ``on``: with junctions.
-Side = Literal["stock", "off", "on"]
+# ``patched``: vLLM's own connector too, in a vLLM that has the in-tree series.
+Side = Literal["stock", "off", "on", "patched"]
 
 _STOCK_MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.connector"
 
@@ -56,6 +59,32 @@ class EngineOptions:
     load_failure_policy: str = "fail"
 
 
+def is_patched() -> bool:
+    """Whether this process's vLLM has to have the in-tree series.
+
+    ``JUNCTIONS_SIDE=patched`` says so: whatever is to run with junctions then runs
+    without this package.
+    """
+    return os.environ.get("JUNCTIONS_SIDE") == "patched"
+
+
+def acting_side(side: Side) -> Side:
+    """Return the side that an engine of ``side`` runs in this process.
+
+    Raises:
+        RuntimeError: This process's vLLM cannot be that side.
+    """
+    acting: Side = "patched" if side == "on" and is_patched() else side
+    # The overlay has a class of its own for it.
+    has_series = any(field.name == "junctions" for field in fields(ReqMeta))
+    if has_series != (acting == "patched"):
+        raise RuntimeError(
+            f"an engine of side {acting!r} needs a vLLM "
+            f"{'with' if acting == 'patched' else 'without'} the in-tree series"
+        )
+    return acting
+
+
 @functools.cache
 def _models() -> tuple[ModelConfig, SpeculativeConfig]:
     """Any model will do: the box replaces its KV-cache groups."""
@@ -81,10 +110,11 @@ def _models() -> tuple[ModelConfig, SpeculativeConfig]:
 def _transfer_config(options: EngineOptions) -> KVTransferConfig:
     extra_config = dict(options.extra_config)
     module_path = None
-    if options.side == "stock":
+    side = acting_side(options.side)
+    if side in ("stock", "patched"):
         module_path = _STOCK_MODULE
     else:
-        extra_config["junctions"] = options.side == "on"
+        extra_config["junctions"] = side == "on"
         # However busy the machine: only tests of the bound are to meet it.
         extra_config.setdefault("junctions_lookup_timeout_ms", 60_000)
     return KVTransferConfig(

@@ -30,6 +30,7 @@ from testbed.box import environment
 from testbed.box.config import (
     HASH_FUNCTION,
     EngineOptions,
+    acting_side,
     make_kv_cache_config,
     make_vllm_config,
 )
@@ -111,7 +112,7 @@ class BoxEngine:
         )
         self._hasher = get_request_block_hasher(hash_tokens, HASH_FUNCTION)
         self.runner = FakeModelRunner(layout, options.num_blocks)
-        if options.side != "stock":
+        if acting_side(options.side) not in ("stock", "patched"):
             from vllm.junctions.overlay.plugin import register
 
             register()

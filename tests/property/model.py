@@ -182,6 +182,20 @@ class ReuseModel:
         lower = reuse.longest - self.block_tokens if self.dropping else reuse.longest
         return {p for p in (reuse.longest, lower) if p > reuse.joint}
 
+    def kept(self, locally: Reuse, in_store: Reuse) -> set[int]:
+        """Return the junctions at which a request leaves what later siblings need.
+
+        A recurrent state exists only where a prefill chunk ends, and chunks end at two
+        junctions at most: at the longest local one, where stock ends them too, and at
+        the longest above it; without a local one, at the last two of the store.
+        """
+        local, store = self.junctions(locally), self.junctions(in_store)
+        if not self._layout.has_mamba:
+            return local | store
+        if not local:
+            return set(sorted(store)[-2:])
+        return {max(local), *sorted(p for p in store if p > max(local))[-1:]}
+
     def tails(self, position: int) -> Iterable[tuple[int, int]]:
         """Yield ``(group id, block end)`` of what sparse groups keep at a position."""
         floor = position // self.block_tokens * self.block_tokens

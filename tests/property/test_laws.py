@@ -94,24 +94,40 @@ def test_nothing_missed(scenario: Scenario) -> None:
 @given(quiet_scenarios())
 def test_nothing_dense(scenario: Scenario) -> None:
     """What is stored beyond stock's are tails at junctions, and nothing is less."""
-    allowed: set[tuple[int, str]] = set()
-    # Where chunks end decides whether these are still there when they are due, and
-    # chunks end elsewhere once something was hit.
-    by_chance: set[tuple[int, str]] = set()
+    assert_nothing_dense(scenario, stored(scenario, "stock"), stored(scenario, "on"))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a scenario left in the store.
+
+    Attributes:
+        keys: ``(group id, prefix tokens, key)`` of everything ever stored.
+        at_junctions: Group and hash of the tails at junctions that were found.
+        by_chance: Group and hash of proof blocks that may be gone when they are due:
+            where chunks end decides, and chunks end elsewhere once something was hit.
+    """
+
+    keys: set[tuple[int, int, str]]
+    at_junctions: set[tuple[int, str]]
+    by_chance: set[tuple[int, str]]
+
+
+def stored(scenario: Scenario, side: Side) -> Stored:
     model = ReuseModel(scenario.layout)
-    with Run(scenario, "stock") as stock:
-        for request in served_one_by_one(stock):
-            by_chance |= request.proofs_lost
-        stock.finish()
-        stock_keys = stock.box.stored()
-    with Run(scenario, "on") as run:
+    at_junctions: set[tuple[int, str]] = set()
+    by_chance: set[tuple[int, str]] = set()
+    with Run(scenario, side) as run:
         for request in served_one_by_one(run):
             by_chance |= request.proofs_lost
             for position in request.junctions:
-                allowed |= _named(model.tails(position), request.hashes)
+                at_junctions |= _named(model.tails(position), request.hashes)
         run.finish()
-        keys = run.box.stored()
+        return Stored(run.box.stored(), at_junctions, by_chance)
 
+
+def assert_nothing_dense(scenario: Scenario, stock: Stored, ours: Stored) -> None:
+    by_chance = stock.by_chance | ours.by_chance
     # Junction stops move chunk ends, and with them at which of its other positions
     # a Mamba group happens to have a state: there the laws of hits have to do.
     attention = {i for i, g in enumerate(scenario.layout.groups) if g.kind != "mamba"}
@@ -121,11 +137,11 @@ def test_nothing_dense(scenario: Scenario) -> None:
             for group, _, key in ones
             if group in attention
         }
-        for ones in (stock_keys - keys, keys - stock_keys)
+        for ones in (stock.keys - ours.keys, ours.keys - stock.keys)
     )
     event(f"extra puts: {min(len(extra), 3)}, left to chance: {len(by_chance) > 0}")
     assert missing <= by_chance
-    assert extra <= allowed | by_chance
+    assert extra <= ours.at_junctions | by_chance
 
 
 @given(rough_scenarios())
@@ -228,7 +244,7 @@ def served_one_by_one(run: Run):
         promises += [
             _Promise(prompt, position // model.block_tokens * model.block_tokens, i)
             for i in [step.engine]
-            for position in junctions
+            for position in model.kept(locally, in_the_store)
             if position > served.hit_tokens
             and model.found_by_vllm(position // model.block_tokens * model.block_tokens)
             and model.proofs_last(position, chunk_ends)
