@@ -5,13 +5,13 @@ For vLLM's own suites: the core hooks go on for every engine of the process, and
 Mooncake store modules name our classes.
 """
 
+from vllm.junctions import repairs
 from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.core.managers import JUNCTIONS
 from vllm.junctions.overlay import plugin
 from vllm.junctions.seams import compat
 from vllm.junctions.seams.substitute import rebind
 from vllm.junctions.seams.switches import switch_on
-from vllm.junctions import repairs
 
 # Classes whose every object takes part.
 _SWITCHED = (
@@ -40,11 +40,11 @@ def enable() -> None:
 
 
 def _rebind_store_names() -> None:
+    from vllm.junctions.lookup.client import JunctionLookupClient
     from vllm.junctions.store.coordinator import JunctionStoreCoordinator
     from vllm.junctions.store.scheduler import JunctionStoreScheduler
-    from vllm.junctions.lookup.client import JunctionLookupClient
     from vllm.junctions.store.worker import (
-            JunctionLookupServer,
+        JunctionLookupServer,
         JunctionSendingThread,
         JunctionStoreWorker,
     )

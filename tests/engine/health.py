@@ -3,6 +3,7 @@
 
 from testbed.box import Box, BoxEngine
 from tests.engine.layouts import Tokens
+from vllm.junctions.repairs.endless_loads import num_failed_loads
 
 
 def assert_healthy(box: Box, engine: BoxEngine) -> None:
@@ -25,7 +26,7 @@ def assert_nothing_left(engine: BoxEngine) -> None:
     assert not side._pinned_saves
     assert not side.load_specs
     assert not side.client.futures
-    assert len(side._load_failures) == 0
+    assert num_failed_loads(side) == {}
     assert len(side._junction_tracker) == 0
     assert not scheduler.failed_recving_kv_req_ids
     engine.reset_local_cache()

@@ -18,7 +18,6 @@ from testbed.box import (
 )
 from tests.engine.health import assert_nothing_left
 from tests.engine.layouts import FULL_SWA, SPARSE_LAYOUTS, Tokens, siblings
-from vllm.junctions.core import CORE_HOOKS
 
 all_layouts = pytest.mark.parametrize(
     "layout", SPARSE_LAYOUTS.values(), ids=SPARSE_LAYOUTS
@@ -118,9 +117,6 @@ def loaded_requests_that_fill_the_cache(box: Box, side: Side) -> BoxEngine:
     """Return an engine with two requests that find all of their prompt in the store."""
     prompt = Tokens()(21)
     box.engine().serve(prompt, "first")
-    if side == "stock":
-        # Left on by engines of other tests; engines with junctions put them on again.
-        CORE_HOOKS.uninstall()
     reader = box.engine(side=side)
     reader.add(prompt, "one")
     reader.add(prompt, "other")

@@ -34,8 +34,7 @@ from tests.engine.layouts import (
     siblings,
 )
 from tests.engine.wire import AnsweringWire
-from vllm.junctions.core import CORE_HOOKS
-from vllm.junctions.lookup.patience import Patience
+from vllm.junctions.repairs.patience import Patience
 
 RECOMPUTE = EngineOptions(load_failure_policy="recompute")
 FULL_ONLY = Layout((Group("full", 16),), hash_tokens=16)
@@ -85,7 +84,9 @@ class SilentWorker:
 
         worker.lookup = gated
         client = engine.scheduler.connector.connector_scheduler.client
-        client._patience = Patience(client._timeout_ms / 1000, lambda: self.now)
+        client.lookup_patience = Patience(
+            client.lookup_timeout_ms / 1000, lambda: self.now
+        )
 
 
 @pytest.mark.parametrize("lookup_async", [False, True])
@@ -119,7 +120,7 @@ def test_a_silent_lookup_channel_costs_hits_and_recovers(lookup_async: bool) -> 
 
         silent.answers.set()
         silent.now += 60
-        engine.scheduler.connector.connector_scheduler.client._timeout_ms = 60_000
+        engine.scheduler.connector.connector_scheduler.client.lookup_timeout_ms = 60_000
         # The answers for C and "again" come first and are for nobody.
         assert engine.serve(tokens(100), "E").store_hit_tokens == 0
         engine.reset_local_cache()
@@ -214,15 +215,12 @@ def test_a_key_that_exists_but_never_loads(layout: Layout, group: int) -> None:
 
 
 @pytest.mark.parametrize("side", [pytest.param("stock", marks=STOCK_WAITS), "on"])
-@pytest.mark.parametrize("layout", [FULL_SWA, FULL_ONLY])
+@pytest.mark.parametrize("layout", [FULL_SWA])
 def test_a_large_request_whose_load_failed_does_not_wait_for_itself(
     layout: Layout, side: Side
 ) -> None:
     """Found by ``make soak``: a failed load's blocks stay reserved in stock."""
     prompt = Tokens()(97)
-    if side == "stock":
-        # Left on by engines of other tests; engines with junctions put them on again.
-        CORE_HOOKS.uninstall()
     num_blocks = 10 * len(layout.groups)
     options = EngineOptions(
         side=side, num_blocks=num_blocks, load_failure_policy="recompute"
@@ -243,7 +241,7 @@ def test_a_large_request_whose_load_failed_does_not_wait_for_itself(
 
 
 def test_stock_asks_for_a_key_that_never_loads_without_end() -> None:
-    """Why ``LoadFailures`` is there; when this fails, it may go."""
+    """Why the repair ``endless_loads`` is there; when this fails, it may go."""
     prompt = Tokens()(100)
     with Box(FULL_SWA, RECOMPUTE) as box:
         box.engine().serve(prompt, "A")

@@ -9,18 +9,19 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     TailKeyBoundary,
 )
 
-from vllm.junctions.config import JunctionsConfig
+from vllm.junctions.config import REPAIR_NAMES, JunctionsConfig
 from vllm.junctions.errors import ConfigurationError
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.wire import (
     JUNCTION_GROUP_ID,
     HitUnits,
     JunctionLookupResult,
 )
-from vllm.junctions.lookup.client import JunctionLookupClient
 
 
 class _Wire:
@@ -118,7 +119,9 @@ def check_config(extra_config: dict[Any, Any]) -> bool:
         for key, value in extra_config.items()
         if isinstance(key, str) and key.startswith("junction")
     }
-    assert ours.keys() <= {"junctions", "junctions_lookup_timeout_ms"}
+    known = {field.name for field in msgspec.structs.fields(JunctionsConfig)}
+    assert ours.keys() <= known
+    assert set(config.repairs()) <= set(REPAIR_NAMES)
     assert ours.get("junctions", True) is config.junctions
     assert type(config.junctions_lookup_timeout_ms) is int
     assert 1 <= config.junctions_lookup_timeout_ms <= 3_600_000

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from vllm.junctions import repairs
 from vllm.junctions.core import CORE_HOOKS, HookSet
 
 
@@ -10,6 +11,7 @@ from vllm.junctions.core import CORE_HOOKS, HookSet
 def _no_hooks_from_others() -> None:
     """Engines of other tests in this process leave the hooks on."""
     CORE_HOOKS.uninstall()
+    repairs.HOOKS.uninstall()
 
 
 @pytest.fixture

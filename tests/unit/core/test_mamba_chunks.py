@@ -11,7 +11,7 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.support import request
-from vllm.junctions.core.request import set_store_junctions
+from vllm.junctions.core.request import set_junctions
 
 pytestmark = pytest.mark.usefixtures("core_hooks")
 
@@ -50,21 +50,28 @@ def test_without_a_junction_the_split_is_stock():
     assert _chunk_ends(r, 500) == [480, 500]
 
 
-def test_chunks_stop_at_every_junction():
+def test_chunks_stop_at_a_pair_of_junctions():
+    r = request(num_tokens=500)
+    set_junctions(r, store=(96, 384))
+    assert _chunk_ends(r, 500) == [96, 384, 480, 500]
+
+
+def test_vllms_own_stop_comes_first_whatever_the_store_reports():
+    """Requests of the same pass hit what the first chunk reaches."""
     r = request(num_tokens=500)
     r.shared_prefix_boundary = 256
-    set_store_junctions(r, (96, 384))
-    assert _chunk_ends(r, 500) == [96, 256, 384, 480, 500]
+    set_junctions(r, local=(224, 256), store=(96, 128, 352, 384))
+    assert _chunk_ends(r, 500) == [256, 384, 480, 500]
 
 
 def test_a_junction_inside_a_block_stops_at_the_block():
     r = request(num_tokens=500)
-    set_store_junctions(r, (100, 200))
+    set_junctions(r, store=(100, 200))
     assert _chunk_ends(r, 500) == [96, 192, 480, 500]
 
 
 def test_a_junction_already_computed_no_longer_stops():
     r = request(num_tokens=500)
-    set_store_junctions(r, (96,))
+    set_junctions(r, store=(96,))
     r.num_computed_tokens = 96
     assert Scheduler._mamba_block_aligned_split(_scheduler(), r, 404) == 384

@@ -9,8 +9,9 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from tests.support import full, groups, kv_cache_config, mamba, swa
-from vllm.junctions.core.managers import ENABLED, drops_eagle_block
-from vllm.junctions.core.request import set_store_junctions
+from vllm.junctions.core.managers import JUNCTIONS, drops_eagle_block
+from vllm.junctions.core.request import set_junctions, shared_prefix_boundaries
+from vllm.junctions.seams.switches import switch_on
 
 pytestmark = pytest.mark.usefixtures("core_hooks")
 
@@ -30,7 +31,7 @@ def _manager(specs, eagle=(), enabled=True, hash_block_size=_BLOCK, **kwargs):
         **kwargs,
     )
     if enabled:
-        setattr(manager, ENABLED, True)
+        switch_on(manager, [JUNCTIONS])
     return manager
 
 
@@ -47,7 +48,7 @@ def _request(req_id: str, tokens: list[int], hash_block_size=_BLOCK) -> Request:
 def _serve(manager: KVCacheManager, r: Request, store_junctions=()) -> int:
     """Compute a request in one chunk and free it; return its local hit."""
     blocks, hit, r.shared_prefix_boundary = manager.get_computed_blocks(r)
-    set_store_junctions(r, store_junctions)
+    set_junctions(r, store=store_junctions)
     manager.allocate_slots(r, r.num_tokens - hit, hit, blocks)
     manager.free(r)
     return hit
@@ -104,15 +105,15 @@ def test_an_engine_without_the_connector_stays_stock():
     _serve(manager, _sibling("a", 1000))
     b = _sibling("b", 2000)
     _, _, boundary = manager.get_computed_blocks(b)
-    assert type(boundary) is int
     assert boundary == 320
+    assert shared_prefix_boundaries(b) == ()
 
 
 def test_a_mamba_state_at_a_store_junction_is_kept():
     manager = _manager([full(_BLOCK), mamba(_BLOCK)])
     b = _sibling("b", 2000)
     _, _, b.shared_prefix_boundary = manager.get_computed_blocks(b)
-    set_store_junctions(b, (320,))
+    set_junctions(b, store=(320,))
     # The scheduler ends a chunk at the junction, so the state there exists.
     manager.new_step_starts()
     manager.allocate_slots(b, 320)
@@ -149,7 +150,7 @@ def test_a_mamba_state_inside_a_block_is_kept_at_a_junction(junctions, expected)
     )
     shared = list(range(96))
     b = _request("b", shared + list(range(2000, 2200)), 16)
-    set_store_junctions(b, junctions)
+    set_junctions(b, store=junctions)
     for end in (80, 96, b.num_tokens):
         manager.new_step_starts()
         manager.allocate_slots(b, end - b.num_computed_tokens)

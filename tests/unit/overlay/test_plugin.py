@@ -182,15 +182,16 @@ def test_a_factory_that_changed_stops_no_engine():
 def test_enable_applies_everything():
     out = run("""
         from tools.everywhere import enable
+        from vllm.junctions.seams.switches import is_on
         enable(); enable()
         from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
             MooncakeStoreWorker,
         )
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         print(len(hooked()), MooncakeStoreWorker.__name__,
-              KVCacheManager.junctions_enabled, select().__module__)
+              is_on(KVCacheManager, "junctions"), select().__module__)
     """)
     assert (
         out.splitlines()[-1]
-        == "9 JunctionStoreWorker True vllm.junctions.store.connector"
+        == "5 JunctionStoreWorker True vllm.junctions.overlay.connector"
     )

@@ -2,7 +2,8 @@
 import pytest
 import zmq
 
-from vllm.junctions.lookup.patience import Patience, bounded
+from vllm.junctions.repairs.patience import Patience
+from vllm.junctions.repairs.silent_lookups import bounded
 
 
 class Clock:

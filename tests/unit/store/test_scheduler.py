@@ -24,12 +24,15 @@ from tests.support import (
     swa,
     vllm_config,
 )
-from vllm.junctions.core.request import LocalJunction
+from vllm.junctions import repairs
+from vllm.junctions.core.request import set_junctions
+from vllm.junctions.lookup.client import JunctionLookupClient
+from vllm.junctions.lookup.wire import HitUnits
 from vllm.junctions.metrics.counted import JunctionCounters
+from vllm.junctions.repairs.endless_loads import num_failed_loads
+from vllm.junctions.seams.switches import switch_on
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.scheduler import JunctionStoreScheduler, hash_root
-from vllm.junctions.lookup.wire import HitUnits
-from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.version import __version__
 
 pytestmark = pytest.mark.usefixtures("core_hooks")
@@ -82,7 +85,7 @@ def _request(num_tokens=1000):
 
 def test_a_finished_lookup_gives_the_request_its_junctions(scheduler):
     r = _request()
-    r.shared_prefix_boundary = LocalJunction(128, (96, 128))
+    set_junctions(r, local=(96, 128))
     scheduler.client.answers = [(MooncakeLookupResult(0), (480, 512))]
     assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
     assert r.shared_prefix_boundaries == (96, 128, 480, 512)
@@ -93,7 +96,7 @@ def test_a_lookup_under_way_merges_on_the_step_at_which_it_is_ready(scheduler):
     scheduler.client.answers = [(None, None), (MooncakeLookupResult(0), (512,))]
     assert scheduler.get_num_new_matched_tokens(r, 0) == (None, False)
     assert r.shared_prefix_boundaries == ()
-    r.shared_prefix_boundary = 0  # vLLM looks up locally again on the retry
+    set_junctions(r, local=())  # vLLM looks up locally again on the retry
     scheduler.get_num_new_matched_tokens(r, 0)
     assert r.shared_prefix_boundaries == (512,)
 
@@ -155,7 +158,7 @@ def _build(scheduler, monkeypatch, jobs, finished=()):
 
 def test_every_save_job_of_a_request_names_its_junctions(scheduler, monkeypatch):
     r = _request()
-    r.shared_prefix_boundary = 512
+    set_junctions(r, local=(512,))
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
     for _ in range(3):
         (job,) = _build(scheduler, monkeypatch, [_job()])
@@ -177,7 +180,7 @@ def test_a_resumed_request_still_saves_the_junctions_it_had(scheduler, monkeypat
     ]
     scheduler.get_num_new_matched_tokens(r, 0)
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    r.shared_prefix_boundary = 0
+    set_junctions(r, local=())
     scheduler.get_num_new_matched_tokens(r, 960)
     scheduler.load_specs.clear()
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
@@ -188,7 +191,7 @@ def test_a_resumed_request_still_saves_the_junctions_it_had(scheduler, monkeypat
 
 def test_a_finished_request_is_forgotten(scheduler, monkeypatch):
     r = _request()
-    r.shared_prefix_boundary = 512
+    set_junctions(r, local=(512,))
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
     _build(scheduler, monkeypatch, [], finished=["r"])
     (job,) = _build(scheduler, monkeypatch, [_job()])
@@ -202,8 +205,18 @@ def _fail(scheduler, *req_ids, invalid_block_ids=()):
     scheduler.update_connector_output(output)
 
 
-def test_after_two_failed_loads_a_request_is_offered_no_hit(scheduler, monkeypatch):
-    r = _request()
+@pytest.fixture
+def repaired(scheduler):
+    """The scheduler with the repair of endless loads on."""
+    repairs.HOOKS.install()
+    switch_on(scheduler, ["endless_loads"])
+    yield scheduler
+    repairs.HOOKS.uninstall()
+
+
+def test_after_two_failed_loads_a_request_is_offered_no_hit(repaired, monkeypatch):
+    scheduler, r = repaired, _request()
+    scheduler._unfinished_request_ids = {"r"}
     scheduler.client.answers = [(MooncakeLookupResult(256), (512,))] * 4
     for _ in range(2):
         assert scheduler.get_num_new_matched_tokens(r, 0) == (256, True)
@@ -214,12 +227,10 @@ def test_after_two_failed_loads_a_request_is_offered_no_hit(scheduler, monkeypat
     assert r.shared_prefix_boundaries == (512,)
     assert scheduler.client.counters.failed_loads == 2
 
-    _build(scheduler, monkeypatch, [], finished=["r"])
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (256, True)
 
-
-def test_a_lookup_in_flight_stays_one_after_failed_loads(scheduler):
-    r = _request()
+def test_a_lookup_in_flight_stays_one_after_failed_loads(repaired):
+    scheduler, r = repaired, _request()
+    scheduler._unfinished_request_ids = {"r"}
     scheduler.client.answers = [(None, None), (MooncakeLookupResult(256), ())]
     _fail(scheduler, "r")
     _fail(scheduler, "r")
@@ -227,15 +238,22 @@ def test_a_lookup_in_flight_stays_one_after_failed_loads(scheduler):
     assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
 
 
-def test_a_failed_block_counts_for_the_request_that_loads_into_it(scheduler):
+def test_a_load_that_fails_after_its_request_ended_counts_for_nobody(repaired):
+    _fail(repaired, "ended")
+    assert num_failed_loads(repaired) == {}
+    assert repaired.client.counters.failed_loads == 0
+
+
+def test_a_failed_block_counts_for_the_request_that_loads_into_it(repaired):
+    scheduler = repaired
+    scheduler._unfinished_request_ids = {"r", "other"}
     scheduler._unfinished_requests = {
         "r": (_request(), ([1, 2],)),
         "other": (_request(), ([3],)),
     }
     _fail(scheduler, invalid_block_ids=[2, 9])
     _fail(scheduler, invalid_block_ids=[1])
-    assert scheduler._load_failures.are_too_many("r")
-    assert not scheduler._load_failures.are_too_many("other")
+    assert num_failed_loads(scheduler) == {"r": 2}
 
 
 def _counted(counters) -> dict[tuple[str, ...], float]:
@@ -262,7 +280,7 @@ def test_a_prompt_that_is_not_looked_up_by_configuration_is_not_counted(
 def test_junctions_are_counted_by_source_once_a_request(scheduler):
     r = _request()
     scheduler.client.answers = [(MooncakeLookupResult(0), (512, 544))] * 2
-    r.shared_prefix_boundary = LocalJunction(512, (480, 512))
+    set_junctions(r, local=(480, 512))
     for _ in range(2):  # asked again, and scheduled again once its load has come
         scheduler.get_num_new_matched_tokens(r, 0)
         scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)

@@ -27,12 +27,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 
 import vllm.junctions.store.worker as worker_module
 from tests.support import coordinator, full, groups, hashes, mamba, swa
+from vllm.junctions import repairs
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.report import LookupOutcome, LookupReport
 from vllm.junctions.lookup.two_phase.plan import LookupPlan
-from vllm.junctions.metrics.counted import LOOKUPS, JunctionCounters
-from vllm.junctions.store.data import JunctionReqMeta
 from vllm.junctions.lookup.wire import HitUnits, add_junctions
-from vllm.junctions.lookup.client import JunctionLookupClient
+from vllm.junctions.metrics.counted import LOOKUPS, JunctionCounters
+from vllm.junctions.seams.switches import switch_on
+from vllm.junctions.store.data import JunctionReqMeta
 from vllm.junctions.store.worker import (
     JunctionSendingThread,
     JunctionStoreWorker,
@@ -81,7 +83,10 @@ def channel(
     server = AnsweringServer(get_zmq_rpc_path_lookup(config))
     client = JunctionLookupClient(config)
     client.hit_units = HitUnits(_BLOCK, hit=_BLOCK, block_size=_BLOCK)
+    repairs.HOOKS.install()
+    switch_on(client, ["silent_lookups"])
     yield client, server
+    repairs.HOOKS.uninstall()
     client.close()
     server.close()
 
@@ -171,17 +176,17 @@ def test_an_aborted_request_leaves_nothing(channel):
 def test_an_answer_that_comes_late_is_for_nobody(channel):
     client, server = channel
     server.payload = None
-    client._timeout_ms = 50
+    client.lookup_timeout_ms = 50
     assert _look_up(client).hit_length == 0
     # Not sent: the server is known to be silent.
-    client._timeout_ms = 60_000
+    client.lookup_timeout_ms = 60_000
     assert _look_up(client).hit_length == 0
     assert client.counters.timed_out_lookups == 2
     outcome = {"name": LOOKUPS.name, "labels": ["timeout"], "value": 2}
     assert outcome in client.counters.take()
     assert client.take_junctions("r") is None
 
-    client._patience.answered()
+    client.lookup_patience.answered()
     server.payload = encode_lookup_response(MooncakeLookupResult(64))
     assert _look_up(client).hit_length == 64
     # A reset waits as long as it takes, and gets its own answer.

@@ -58,7 +58,7 @@ def shared_prefix_boundaries(request: "Request") -> tuple[int, ...]:
     """
     found = junctions_of(request).union
     if _is_native(request):
-        return merge_boundaries(found, request.shared_prefix_boundaries)
+        return merge_boundaries(found, getattr(request, _NAME))
     return found
 
 
@@ -128,7 +128,7 @@ def _give_to_native(request: "Request", junctions: tuple[int, ...]) -> None:
     if hasattr(request, _NATIVE_EXTERNAL):
         setattr(request, _NATIVE_EXTERNAL, junctions)
     else:
-        known = request.shared_prefix_boundaries
+        known = getattr(request, _NAME)
         setattr(request, _NAME, merge_boundaries(known, junctions))
 
 

@@ -47,8 +47,9 @@ class JunctionLookupClient(LookupKeyClient):
         except TimeoutError:
             self.counters.add_fault(
                 "timed_out_lookups",
-                f"A store lookup was not answered within {self.lookup_timeout_ms} ms and "
-                "counts as no hit; lookups pause until the server may be back.",
+                "A store lookup was not answered within "
+                f"{self.lookup_timeout_ms} ms and counts as no hit; lookups pause "
+                "until the server may be back.",
             )
             self.counters.add_lookup(LookupOutcome.TIMEOUT)
             return MooncakeLookupResult(0)

@@ -125,7 +125,7 @@ REPAIR = Repair(
             parameters=(),
             why="Loaded requests that wait to run are never preempted.",
             how="After a pass that proves them stuck, the last gives its blocks back.",
-            remove_when="vLLM preempts loaded requests, or admits no more than can run.",
+            remove_when="vLLM preempts loaded requests, or admits what can run.",
             guarded_by="tests/engine/test_box.py",
             replace=_schedule,
         ),

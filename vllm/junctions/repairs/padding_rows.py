@@ -44,7 +44,9 @@ def _but_for_padding(store_scheduler: Any, scheduler_output: Any) -> Any:
 def _entering(scheduler_output: Any) -> list[tuple[str, int]]:
     """Return id and computed tokens of each request that enters with a step."""
     cached = scheduler_output.scheduled_cached_reqs
-    new = [(r.req_id, r.num_computed_tokens) for r in scheduler_output.scheduled_new_reqs]
+    new = [
+        (r.req_id, r.num_computed_tokens) for r in scheduler_output.scheduled_new_reqs
+    ]
     return new + [
         (req_id, num_computed_tokens)
         for req_id, num_computed_tokens in zip(

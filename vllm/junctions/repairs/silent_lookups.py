@@ -22,11 +22,10 @@ from vllm.junctions.seams.switches import is_on
 NAME = "silent_lookups"
 DEFAULT_TIMEOUT_MS = 2_000
 _CLIENT = (
-    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker:"
-    "LookupKeyClient"
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker:LookupKeyClient"
 )
 _WITHOUT_BOUND = -1
-_PATIENCE = "_silent_lookups_patience"
+_PATIENCE = "lookup_patience"
 
 
 class LookupTimeout(TimeoutError):

@@ -86,9 +86,7 @@ def split_valid_boundaries(
     return merge_boundaries(inside), len(positions) - len(inside)
 
 
-def chunk_stops(
-    local_boundary: int, junctions: tuple[int, ...]
-) -> tuple[int, ...]:
+def chunk_stops(local_boundary: int, junctions: tuple[int, ...]) -> tuple[int, ...]:
     """Return where prefill chunks of a recurrent model stop for junctions.
 
     A state exists only where a chunk ends, and each stop costs a step. So there are

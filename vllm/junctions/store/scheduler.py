@@ -26,7 +26,9 @@ from vllm.junctions.core.request import (
     set_junctions,
     shared_prefix_boundaries,
 )
+from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.report import LookupOutcome
+from vllm.junctions.lookup.wire import HitUnits
 from vllm.junctions.metrics.counted import FOUND, INFO, JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
 from vllm.junctions.seams.compat import STORE_SCHEDULER
@@ -34,8 +36,6 @@ from vllm.junctions.seams.outcomes import failed_loads
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.data import JunctionReqMeta, JunctionTracker
-from vllm.junctions.lookup.wire import HitUnits
-from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.version import __version__
 
 logger = init_logger(__name__)

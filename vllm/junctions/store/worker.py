@@ -32,22 +32,19 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm.junctions.lookup.explain import explain
 from vllm.junctions.lookup.probe import StoreProbe
-from vllm.junctions.lookup.report import LookupOutcome, LookupReport
+from vllm.junctions.lookup.report import LookupReport
 from vllm.junctions.lookup.two_phase.plan import LookupPlan, plan_lookups
 from vllm.junctions.lookup.two_phase.search import Findings, StoreCallError, look_up
+from vllm.junctions.lookup.wire import (
+    JunctionLookupResult,
+    add_junctions,
+)
 from vllm.junctions.metrics.counted import JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
 from vllm.junctions.seams.compat import STORE_WORKER
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.job import JunctionJob
-from vllm.junctions.lookup.wire import (
-    HitUnits,
-    JunctionLookupResult,
-    add_junctions,
-    check_lookup_result,
-    take_junctions,
-)
 
 logger = init_logger(__name__)
 

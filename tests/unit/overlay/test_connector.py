@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector in its scheduler role, built by vLLM's factory."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
     scheduler as stock_scheduler,
 )
 
-from tests.support import full, groups, kv_cache_config, swa, vllm_config
-from vllm.junctions import ConfigurationError, UnsupportedRuntimeError
+from tests.support import full, groups, kv_cache_config, mamba, swa, vllm_config
+from vllm.junctions import ConfigurationError, UnsupportedRuntimeError, repairs
 from vllm.junctions.core import CORE_HOOKS
+from vllm.junctions.overlay.connector import MooncakeStoreConnector
 from vllm.junctions.seams import compat
-from vllm.junctions.store.connector import MooncakeStoreConnector
+from vllm.junctions.seams.switches import is_on
 from vllm.junctions.store.scheduler import JunctionStoreScheduler
 
 
@@ -26,17 +28,22 @@ def build(tmp_path, monkeypatch):
 
     built = []
 
-    def build_connector(**extra) -> MooncakeStoreConnector:
+    def build_connector(specs=None, retention=0, **extra) -> MooncakeStoreConnector:
         connector = MooncakeStoreConnector(
             vllm_config(tmp_path, extra),
             KVConnectorRole.SCHEDULER,
-            kv_cache_config(groups([full(32), swa(32, 64)]), 32),
+            kv_cache_config(
+                groups(specs or [full(32), swa(32, 64)]),
+                32,
+                retention_interval=retention,
+            ),
         )
         built.append(connector)
         return connector
 
     yield build_connector
     CORE_HOOKS.uninstall()
+    repairs.HOOKS.uninstall()
     for connector in built:
         # Left to the garbage collector, an open socket can hang whole runs.
         connector.connector_scheduler.client.close()
@@ -60,25 +67,27 @@ def test_junctions_false_is_the_stock_scheduler_without_hooks(build):
     assert CORE_HOOKS.installed == ()
 
 
-@pytest.mark.parametrize(("extra", "expected"), [({}, True), ({"junctions": False}, 0)])
+@pytest.mark.parametrize(
+    ("extra", "expected"), [({}, True), ({"junctions": False}, False)]
+)
 def test_the_engines_own_cache_manager_is_switched_on(build, extra, expected):
     connector = build(**extra)
     manager = SimpleNamespace(block_pool=None)
     connector.bind_kv_cache_manager(manager)
-    assert getattr(manager, "junctions_enabled", 0) == expected
+    assert is_on(manager, "junctions") == expected
 
 
 def test_the_start_up_line_says_what_is_on(build, monkeypatch):
     lines = []
     monkeypatch.setattr(
-        "vllm.junctions.store.connector.logger.info",
+        "vllm.junctions.overlay.connector.logger.info",
         lambda text, *a: lines.append(text % a),
     )
     build()
     (line,) = lines
     assert "junctions on" in line
     assert compat.vllm_version() in line
-    assert "9 hooks: Request.shared_prefix_boundary" in line
+    assert "5 hooks: Request.shared_prefix_boundaries" in line
 
 
 def test_settings_are_refused_where_vllm_asks_before_it_loads_a_model():
@@ -92,3 +101,53 @@ def test_a_seam_that_does_not_fit_leaves_nothing_behind(build, monkeypatch):
     with pytest.raises(UnsupportedRuntimeError, match=r"MooncakeStoreWorker\.gone"):
         build()
     assert CORE_HOOKS.installed == ()
+
+
+@pytest.mark.parametrize(
+    ("specs", "retention", "why"),
+    [
+        ([full(32)], 0, "a single group"),
+        ([full(32), full(64)], 0, "full attention alone"),
+        ([full(32), swa(32, 64)], None, "retention is dense"),
+    ],
+)
+def test_nothing_is_applied_where_nothing_is_to_gain(
+    build, monkeypatch, specs, retention, why
+):
+    lines = []
+    monkeypatch.setattr(
+        "vllm.junctions.overlay.connector.logger.info",
+        lambda text, *a: lines.append(text % a),
+    )
+    before = dict(os.environ)
+    connector = build(specs, retention)
+    assert type(connector) is stock.MooncakeStoreConnector
+    assert type(connector.connector_scheduler) is stock_scheduler.MooncakeStoreScheduler
+    assert CORE_HOOKS.installed == repairs.HOOKS.installed == ()
+    assert dict(os.environ) == before
+    (line,) = lines
+    assert why in line
+
+
+def test_mamba_states_gain_under_dense_retention_too(build):
+    connector = build([full(32), mamba(32)], None)
+    assert type(connector.connector_scheduler) is JunctionStoreScheduler
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [(True, set(repairs.NAMES)), (False, set()), (["loads_wait"], {"loads_wait"})],
+)
+def test_repairs_are_switched_by_name(build, setting, expected):
+    connector = build(junctions_repairs=setting)
+    manager = SimpleNamespace(block_pool=None)
+    connector.bind_kv_cache_manager(manager)
+    scheduler = connector.connector_scheduler
+    for owner in (manager, scheduler, scheduler.client):
+        assert {name for name in repairs.NAMES if is_on(owner, name)} == expected
+    assert bool(repairs.HOOKS.installed) == bool(expected)
+
+
+def test_a_repair_that_does_not_exist_is_refused(build):
+    with pytest.raises(ConfigurationError, match=r"'nosuch'.*padding_rows"):
+        build(junctions_repairs=["nosuch"])
