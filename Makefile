@@ -64,7 +64,7 @@ test-laws: setup
 	$(PY) -m pytest $(LAWS)
 
 test-parts: setup
-	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS))
+	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS)) tests/packaging
 
 # Tools know nothing of the vLLM that is imported.
 test-033: setup
@@ -74,7 +74,7 @@ test-033: setup
 
 # With nothing beside them: these wait for real servers.
 test-e2e: setup
-	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e
+	$(PY) -m pytest -m "not quiet" tests/e2e
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.
