@@ -22,7 +22,8 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup test test-tp mutants fuzz soak \
+.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup bench-load \
+  test test-tp mutants fuzz soak \
   test-upstream dashboard lint format lock clean
 
 setup:
@@ -48,6 +49,10 @@ bench-trace: setup
 # What a store lookup costs, stock beside ours; wants a quiet machine.
 bench-lookup: setup
 	@$(PY) -m benchmarks.lookup_cost
+
+# What a load from the store costs, straight into KV blocks beside landing memory.
+bench-load: setup
+	@$(PY) -m benchmarks.load_cost
 
 test: setup
 	$(PY) -m pytest $(MODELLESS)
