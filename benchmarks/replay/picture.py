@@ -17,7 +17,7 @@ _LABEL_PLACES = {
     STOCK: (10, -6, "left"),
     JUNCTIONS: (10, -20, "left"),
     DENSE: (0, -30, "center"),
-    _PREDICTED: (10, -10, "left"),
+    _PREDICTED: (-10, 0, "right"),
 }
 _LOW_INTERVAL_PLACE = (-10, 2, "right")
 _HIGH_INTERVAL_PLACE = (4, -30, "left")

@@ -10,6 +10,7 @@ serves the first sibling as well. Nothing in this module knows about vLLM's obje
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -281,6 +282,13 @@ def dense_span_tokens(tails: Iterable[TailShape], scheduler_block_size: int) -> 
     return round(scheduler_block_size * num_tail_blocks / num_dense_blocks)
 
 
+@lru_cache(maxsize=256)
+def _upper_only(num_positions: int) -> np.ndarray:
+    """Return what rules out tails that are not below another: 0, or minus infinity."""
+    is_lower = np.tri(num_positions, k=-1, dtype=bool)
+    return np.where(is_lower, 0.0, -np.inf)
+
+
 def best_tails(
     positions: np.ndarray,
     rates: np.ndarray,
@@ -318,10 +326,9 @@ def best_tails(
     above: list[np.ndarray] = []
     if max_tails > 1:
         # added[b, a]: what the next lower tail at b adds to one at a.
+        added = by_one[:, None] - gained.T
+        added += _upper_only(len(positions)) - price_tokens
         order = np.arange(len(positions))
-        added = np.where(
-            order < order[:, None], by_one[:, None] - gained.T - price_tokens, -np.inf
-        )
         for _ in range(max_tails - 1):
             totals = values[-1] + added
             above.append(totals.argmax(axis=1))
