@@ -185,7 +185,7 @@ class BoxEngine:
     # Requests
 
     def _make_request(
-        self, prompt: list[int], request_id: str, max_tokens: int
+        self, prompt: list[int], request_id: str, max_tokens: int, **fields: Any
     ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         params.update_from_generation_config({}, 2)
@@ -195,15 +195,21 @@ class BoxEngine:
             sampling_params=params,
             pooling_params=None,
             block_hasher=self._hasher,
+            **fields,
         )
 
     def block_hashes(self, prompt: list[int]) -> list[bytes]:
         """Return the block hashes that a request with this prompt has."""
         return list(self._make_request(prompt, "unused", 1).block_hashes)
 
-    def add(self, prompt: list[int], request_id: str, max_tokens: int = 1) -> Served:
-        """Queue a request; it runs in the steps that follow."""
-        request = self._make_request(prompt, request_id, max_tokens)
+    def add(
+        self, prompt: list[int], request_id: str, max_tokens: int = 1, **fields: Any
+    ) -> Served:
+        """Queue a request; it runs in the steps that follow.
+
+        ``fields`` are further ones of ``Request``: ``resumable``, ``cache_salt``, ...
+        """
+        request = self._make_request(prompt, request_id, max_tokens, **fields)
         served = Served(request_id, Sequence(prompt, self.layout.hash_tokens))
         self.served[request_id] = served
         self._requests[request_id] = request

@@ -195,7 +195,7 @@ def test_a_failed_load_that_goes_unreported_is_seen_by_the_box(monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("layout", "group"), [(FULL_SWA, 0), (FULL_SWA, 1), (FULL_MAMBA, 1), (FULL_ONLY, 0)]
+    ("layout", "group"), [(FULL_SWA, 0), (FULL_SWA, 1), (FULL_MAMBA, 1)]
 )
 def test_a_key_that_exists_but_never_loads(layout: Layout, group: int) -> None:
     prompt = Tokens()(6 * layout.scheduler_block_tokens + 1)

@@ -6,16 +6,21 @@ import pytest
 from testbed.box import Box, EngineOptions
 from tests.engine.layouts import FULL_SWA, Tokens
 
-_SHARED_WITH_STOCK = pytest.mark.xfail(
+_STOCKS_FAULT = pytest.mark.xfail(
     strict=True,
     reason="vLLM resumes in the scheduling pass that reports the preemption, and the "
     "store's scheduler then drops what it has just noted for the load",
 )
 
 
-@pytest.mark.parametrize("side", ["stock", "on"])
 @pytest.mark.parametrize(
-    "forced", [False, pytest.param(True, marks=_SHARED_WITH_STOCK)]
+    ("side", "forced"),
+    [
+        ("stock", False),
+        pytest.param("stock", True, marks=_STOCKS_FAULT),
+        ("on", False),
+        ("on", True),
+    ],
 )
 def test_a_reset_loses_no_running_request(side, forced):
     with Box(FULL_SWA, EngineOptions(side=side)) as box:

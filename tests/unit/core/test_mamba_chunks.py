@@ -30,6 +30,8 @@ def _scheduler() -> SimpleNamespace:
         mamba_prefill_checkpoint_alignment=None,
         use_eagle_block_drop=False,
         num_hash_lookahead_tokens=0,
+        max_num_running_reqs=8,
+        waiting=[],
     )
 
 

@@ -57,7 +57,8 @@ def test_an_unsupported_vllm_fails(monkeypatch):
 
 
 def test_a_vllm_that_does_it_itself_is_said(monkeypatch):
-    monkeypatch.setattr(compat, "has_native_junctions", lambda: True)
+    monkeypatch.setattr(compat, "has_native_core", lambda: True)
+    monkeypatch.setattr(compat, "has_native_store", lambda: True)
     found = next(installation.check_versions())
     assert (found.level, found.mend) == (Level.WARN, "pip uninstall vllm-junctions")
 

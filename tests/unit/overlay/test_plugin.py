@@ -101,7 +101,7 @@ def test_the_connector_entry_loads_ours_and_no_other_entry_changes():
     """)
     changed, ours, other = out.splitlines()[-3:]
     assert changed == "['MooncakeStoreConnector']"
-    assert ours == "vllm.junctions.store.connector ()"
+    assert ours == "vllm.junctions.overlay.connector ()"
     assert other.startswith("vllm.distributed.")
 
 
@@ -157,10 +157,32 @@ def test_an_unsupported_vllm_warns_once_and_fails_when_selected():
     assert out.splitlines()[-1].endswith(" ()")
 
 
-def test_it_stands_down_where_vllm_has_several_boundaries_itself():
+def test_it_stands_by_with_the_store_half_where_core_has_several_boundaries():
     out = run("""
         from vllm.v1.request import Request
+        Request.shared_prefix_boundaries = ()
+        from vllm.junctions.overlay.plugin import register
+        register()
+        print(select().__module__, hooked())
+    """)
+    assert "stands down" not in out
+    assert out.splitlines()[-1].startswith("vllm.junctions.overlay.connector")
+
+
+def test_it_stands_down_where_vllm_has_both_halves_itself():
+    out = run("""
+        import dataclasses
+        from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
+            coordinator, data,
+        )
+        from vllm.v1.request import Request
         Request.shared_prefix_boundaries = property(lambda self: ())
+        data.MooncakeLookupResult = dataclasses.make_dataclass(
+            "Result", [("junctions", tuple, ())], bases=(data.MooncakeLookupResult,)
+        )
+        coordinator.MooncakeStoreCoordinator.store_mask = (
+            lambda self, length, start=0, prompt=None, boundaries=(): None
+        )
         from vllm.junctions.overlay.plugin import register
         register()
         print(select().__module__, hooked())

@@ -49,9 +49,25 @@ def test_a_changed_signature_is_named_with_both_sides():
 
 
 def test_this_vllm_has_no_junctions_of_its_own():
-    assert not compat.has_native_junctions()
+    assert not compat.has_native_core()
+    assert not compat.has_native_store()
+
+
+def test_a_new_required_parameter_does_not_fit(monkeypatch):
+    def lookup(self, num_tokens, block_hashes, salt): ...
+
+    def bearable(self, num_tokens, block_hashes, salt=None, *args, **kwargs): ...
+
+    target = f"{compat.STORE_WORKER}:MooncakeStoreWorker.lookup"
+    seam = compat.Seam(target, ("num_tokens", "block_hashes"))
+    worker = compat.resolve(target)[0]
+    monkeypatch.setattr(worker, "lookup", bearable)
+    compat.check_seams([seam])
+    monkeypatch.setattr(worker, "lookup", lookup)
+    with pytest.raises(UnsupportedRuntimeError, match="'salt'"):
+        compat.check_seams([seam])
 
 
 @pytest.mark.usefixtures("core_hooks")
 def test_our_own_hooks_are_not_taken_for_vllms():
-    assert not compat.has_native_junctions()
+    assert not compat.has_native_core()

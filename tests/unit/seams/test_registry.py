@@ -7,7 +7,6 @@ import inspect
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from vllm.junctions import UnsupportedRuntimeError
@@ -110,4 +109,3 @@ def test_uninstalled_hooks_leave_no_attribute_behind():
     CORE_HOOKS.install()
     CORE_HOOKS.uninstall()
     assert not hasattr(Request, "shared_prefix_boundaries")
-    assert not hasattr(KVCacheManager, "junctions_enabled")

@@ -3,6 +3,7 @@
 
 import functools
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from vllm.junctions.core.request import (
@@ -18,7 +19,8 @@ def _mamba_block_aligned_split(original: Callable[..., Any]) -> Callable[..., An
     def mamba_block_aligned_split(
         self: Any, request: Any, *args: Any, **kwargs: Any
     ) -> int:
-        if not shared_prefix_boundaries(request):
+        junctions = shared_prefix_boundaries(request)
+        if not junctions or _a_sibling_waits(self, request, junctions[0]):
             return original(self, request, *args, **kwargs)
         # Each call ends the chunk at the earliest of its own stops, so the
         # smallest outcome is the earliest stop of all junctions together.
@@ -28,6 +30,29 @@ def _mamba_block_aligned_split(original: Callable[..., Any]) -> Callable[..., An
         )
 
     return mamba_block_aligned_split
+
+
+def _a_sibling_waits(scheduler: Any, request: Any, position: int) -> bool:
+    """Whether a request that may enter in this pass shares a prefix.
+
+    It hits what this request's first chunk reaches, and would hit less if the chunk
+    stopped early. The last of them stops instead.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        request: The request whose chunk is split.
+        position: Tokens of the prefix.
+    """
+    unit = position // scheduler.hash_block_size - 1
+    if not 0 <= unit < len(request.block_hashes):
+        return False
+    block_hash = request.block_hashes[unit]
+    return any(
+        other is not request
+        and unit < len(other.block_hashes)
+        and other.block_hashes[unit] == block_hash
+        for other in islice(scheduler.waiting, scheduler.max_num_running_reqs)
+    )
 
 
 HOOKS = (
