@@ -91,8 +91,8 @@ MUTATIONS = (
     Mutation(
         "use the scalar instead of the tuple",
         "core/request.py",
-        "    return request.__dict__.get(_UNION, ())\n",
-        "    return request.__dict__.get(_UNION, ())[-1:]\n",
+        "    return found\n\n\ndef set_junctions(",
+        "    return found[-1:]\n\n\ndef set_junctions(",
     ),
     Mutation(
         "forget junctions on resume",
@@ -118,38 +118,74 @@ MUTATIONS = (
     Mutation(
         "ignore what the store reports",
         "store/scheduler.py",
-        "            set_store_junctions(request, junctions)\n",
-        "            set_store_junctions(request, ())\n",
+        "            set_junctions(request, store=junctions)\n",
+        "            set_junctions(request, store=())\n",
     ),
     Mutation(
         "no Mamba stop at junctions but the last",
         "core/mamba_chunks.py",
-        "for j in shared_prefix_boundaries(request) or (0,)",
-        "for j in shared_prefix_boundaries(request)[-1:] or (0,)",
+        "            for stop in stops_of(request)\n",
+        "            for stop in stops_of(request)[-1:]\n",
+    ),
+    Mutation(
+        "stop Mamba chunks before siblings that enter with them",
+        "core/mamba_chunks.py",
+        "if not junctions or _a_sibling_waits(self, request, junctions[0]):",
+        "if not junctions:",
+        ("tests/engine/test_repairs.py",),
+    ),
+    Mutation(
+        "whoever waits with blocks gives them back, sessions that wait for input too",
+        "repairs/loads_wait.py",
+        "        refused = getattr(manager, _REFUSED)\n"
+        "        if refused is not None and not output.total_num_scheduled_tokens:\n"
+        "            giver = _who_gives_back(self, refused)\n",
+        "        holders = [r for r in self.kv_holding_waiting if r.num_computed_tokens]\n"
+        "        if not output.total_num_scheduled_tokens and not self.running:\n"
+        "            giver = holders[-1] if len(holders) > 1 else None\n",
+        faults=(
+            "tests/engine/test_repairs.py::"
+            "test_waiting_sessions_keep_their_context_however_long_a_save_takes",
+            "tests/property/test_never_worse.py::test_never_worse",
+        ),
+    ),
+    Mutation(
+        "keep what failed of a request that ended",
+        "seams/outcomes.py",
+        "    return failed & store_scheduler._unfinished_request_ids\n",
+        "    return failed\n",
+        ("tests/engine/test_repairs.py",),
+    ),
+    Mutation(
+        "hooks on in dense retention",
+        "overlay/gain.py",
+        "    if dense and not any(_is_mamba(spec) for spec in sparse):\n",
+        "    if False:\n",
+        ("tests/unit/overlay/test_connector.py",),
     ),
     Mutation(
         "wait for lookups without a bound",
-        "lookup/patience.py",
+        "repairs/silent_lookups.py",
         "        socket.setsockopt(option, timeout_ms)\n",
         "        socket.setsockopt(option, _WITHOUT_BOUND)\n",
         faults=(_BOX + "a_silent_lookup_channel_costs_hits_and_recovers",),
     ),
     Mutation(
         "wait the full time behind a silent server, again and again",
-        "lookup/patience.py",
+        "repairs/patience.py",
         "        return self._pause > 0 and self._clock() < self._paused_until\n",
         "        return False\n",
     ),
     Mutation(
         "never ask a silent server again",
-        "lookup/patience.py",
+        "repairs/patience.py",
         "        return self._pause > 0 and self._clock() < self._paused_until\n",
         "        return self._pause > 0\n",
     ),
     Mutation(
         "keep the socket of a lookup that was given up",
-        "store/worker.py",
-        "            self._replace_socket()\n",
+        "repairs/silent_lookups.py",
+        "            _replace_socket(self)\n",
         "",
     ),
     Mutation(
@@ -161,21 +197,21 @@ MUTATIONS = (
     ),
     Mutation(
         "offer a hit again however often its load failed",
-        "store/load_failures.py",
-        "        return self._num_failed_by_request.get(req_id, 0) >= "
-        "MAX_FAILED_LOADS\n",
-        "        return False\n",
+        "repairs/endless_loads.py",
+        "get(request.request_id, 0) < MAX_FAILED_LOADS:\n",
+        "get(request.request_id, 0) < 1 << 30:\n",
         faults=(_BOX + "a_key_that_exists_but_never_loads",),
     ),
     Mutation(
         "overlook loads that fail by block",
-        "store/scheduler.py",
-        "            failed |= self._loading_into(invalid_block_ids)\n",
-        "            self._loading_into(invalid_block_ids)\n",
+        "seams/outcomes.py",
+        "        failed |= {\n",
+        "        _ = {\n",
+        ("tests/unit/store/test_scheduler.py",),
     ),
     Mutation(
         "give up the store after the first failed load",
-        "store/load_failures.py",
+        "repairs/endless_loads.py",
         "MAX_FAILED_LOADS = 2\n",
         "MAX_FAILED_LOADS = 1\n",
     ),
@@ -277,7 +313,7 @@ MUTATIONS = (
     ),
     Mutation(
         "leave a failed load's memory reserved",
-        "core/mamba_chunks.py",
+        "repairs/load_reservation.py",
         "            self._inflight_prefills.discard(request)\n",
         "            pass\n",
         faults=(_BOX + "a_large_request_whose_load_failed_does_not_wait_for_itself",),
@@ -336,8 +372,8 @@ MUTATIONS = (
     ),
     Mutation(
         "let loaded requests keep what others wait for",
-        "core/mamba_chunks.py",
-        "                _give_back_memory(self, victim)\n",
+        "repairs/loads_wait.py",
+        "                _give_back(self, giver)\n",
         "                pass\n",
         ("tests/engine/test_box.py",),
     ),

@@ -64,7 +64,7 @@ def test_an_instance_killed_while_another_loads_from_it(pair) -> None:
     """Stands on vLLM: it reports the failed load and recomputes the request.
 
     That the dead instance's keys, which the master still lists, are not asked for
-    without end, is ours (``load_failures.py``).
+    without end, is ours (``repairs/endless_loads.py``).
     """
     one, two = pair
     a, b, c, d = random_prompts("killed", _SHARED, 1400, 600, 10, 11)
