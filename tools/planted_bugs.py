@@ -140,7 +140,8 @@ MUTATIONS = (
         "        refused = getattr(manager, _REFUSED)\n"
         "        if refused is not None and not output.total_num_scheduled_tokens:\n"
         "            giver = _who_gives_back(self, refused)\n",
-        "        holders = [r for r in self.kv_holding_waiting if r.num_computed_tokens]\n"
+        "        holders = [r for r in self.kv_holding_waiting "
+        "if r.num_computed_tokens]\n"
         "        if not output.total_num_scheduled_tokens and not self.running:\n"
         "            giver = holders[-1] if len(holders) > 1 else None\n",
         faults=(

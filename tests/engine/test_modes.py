@@ -9,11 +9,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.box import Box, BoxEngine, Side
+from testbed.box import Box, BoxEngine, EngineOptions, Side
 from tests.engine.layouts import FULL_SWA, Tokens, siblings
 
 PROMPTS, SHARED_TOKENS = siblings(FULL_SWA)
 A, B, C, D = PROMPTS
+
+
+@pytest.mark.parametrize("lookup", ["two_phase", "at_once"])
+def test_siblings_hit_however_lookups_ask(lookup: str) -> None:
+    prompts, shared_tokens = siblings(FULL_SWA)
+    options = EngineOptions(extra_config={"junctions_lookup": lookup})
+    with Box(FULL_SWA, options) as box:
+        hits = [
+            box.engine().serve(prompt, str(index)).store_hit_tokens
+            for index, prompt in enumerate(prompts)
+        ]
+        worker = box.engines[-1].worker.connector_worker
+        assert (worker._lookup_plan is None) == (lookup == "at_once")
+    assert hits == [0, 0, shared_tokens, shared_tokens]
 
 
 @pytest.fixture

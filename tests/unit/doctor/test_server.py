@@ -185,6 +185,18 @@ def test_instances_with_different_hash_roots(serve):
     assert "PYTHONHASHSEED" in _only(failed).mend
 
 
+def test_instances_with_different_kv_formats_share_keys(serve):
+    nothing = _metrics({LookupOutcome.NOTHING_STORED: 2})
+    texts = [
+        nothing + f'vllm:cache_config_info{{cache_dtype="{dtype}"}} 1.0\n'
+        for dtype in ("fp8_e4m3", "fp8_e5m2")
+    ]
+    failed = [f for f in _check(serve, *texts) if f.level is Level.FAIL]
+    assert "cache_dtype differs" in _only(failed).text
+    same = [f for f in _check(serve, texts[0], texts[0]) if f.level is Level.FAIL]
+    assert same == []
+
+
 def test_instances_that_agree(serve):
     nothing = {LookupOutcome.NOTHING_STORED: 2}
     found = _check(serve, _metrics(nothing), _metrics(nothing))

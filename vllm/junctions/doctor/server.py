@@ -194,6 +194,7 @@ def compare(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
     """Say whether servers can hit each other's keys."""
     if len(servers) < 2:
         return
+    yield from _compare_cache_dtypes(servers)
     told = [server for server in servers if server.info]
     for server in servers:
         if server.has_junctions and not server.info:
@@ -216,6 +217,27 @@ def compare(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
             )
         elif len(told) > 1:
             yield ok("instances", f"same {label}: {found[told[0].base_url]}")
+
+
+def _compare_cache_dtypes(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:
+    """Say whether servers read each other's bytes as what they are.
+
+    Keys do not name the format, and values of one size pass for each other.
+    """
+    found = {
+        server.base_url: labels["cache_dtype"]
+        for server in servers
+        for labels, _ in server.samples.get("vllm:cache_config_info", [])
+        if "cache_dtype" in labels
+    }
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{url} {value}" for url, value in found.items())
+        yield fail(
+            "instances",
+            f"cache_dtype differs ({listed}), and they share keys: one may read the "
+            "other's KV as something else",
+            "same --kv-cache-dtype on all, or a cache_prefix for each",
+        )
 
 
 def check_seed_of(servers: Sequence[ServerMetrics]) -> Iterator[Finding]:

@@ -76,7 +76,7 @@ REPAIR = Repair(
     ),
     shown_by=(
         "tests/engine/test_faults.py::"
-        "test_a_key_that_exists_but_never_loads_is_given_up"
+        "test_stock_asks_for_a_key_that_never_loads_without_end"
     ),
     versions=("0.32.0", "0.33.0"),
     hooks=(

@@ -90,7 +90,8 @@ REPAIR = Repair(
         "lookup thread hangs or is dead, so does the engine."
     ),
     shown_by=(
-        "tests/engine/test_faults.py::test_a_silent_lookup_channel_costs_hits_only"
+        "tests/engine/test_faults.py::"
+        "test_a_silent_lookup_channel_costs_hits_and_recovers"
     ),
     versions=("0.32.0", "0.33.0"),
     hooks=(

@@ -30,6 +30,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.lookup.explain import explain
 from vllm.junctions.lookup.probe import StoreProbe
 from vllm.junctions.lookup.report import LookupReport
@@ -75,7 +76,11 @@ class JunctionStoreWorker(MooncakeStoreWorker):
             super().__init__(vllm_config, kv_cache_config)
         # Where the stock constructor has just found it.
         self.protocol = stock_worker.MooncakeStoreConfig.load_from_config().protocol
-        if not self._capacity_only:
+        assert vllm_config.kv_transfer_config is not None
+        config = JunctionsConfig.from_extra_config(
+            vllm_config.kv_transfer_config.kv_connector_extra_config
+        )
+        if not self._capacity_only and config.junctions_lookup == "two_phase":
             self._plan_lookups()
 
     def _plan_lookups(self) -> None:
