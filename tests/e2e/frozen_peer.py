@@ -2,7 +2,7 @@
 """Two owners of values, one of which stands still, and readers that read from both.
 
 ``python -m tests.e2e.frozen_peer`` reads in all ways that tests/README.md has figures
-of; it takes about twelve minutes.
+of; it takes about twenty-five minutes.
 """
 
 import itertools
