@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 if os.environ.get("UPSTREAM_ENABLE") == "1":
-    from tools.everywhere import enable
+    from everywhere import enable
 
     enable()
 
