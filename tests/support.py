@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from testbed.models import GEMMA3
+from vllm.junctions.core.request import set_junctions
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 
@@ -137,3 +138,9 @@ def vllm_config(
             kv_connector_extra_config=dict(extra_config or {}),
         ),
     )
+
+
+def find_locally(request: Request, *positions: int) -> None:
+    """Give a request the local junctions that a lookup and the scheduler give it."""
+    set_junctions(request, local=positions)
+    request.shared_prefix_boundary = max(positions, default=0)

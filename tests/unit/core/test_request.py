@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from tests.support import request
+from tests.support import find_locally, request
 from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.core.request import (
     set_junctions,
@@ -18,7 +18,7 @@ def test_a_new_request_has_no_junction():
 @pytest.mark.usefixtures("core_hooks")
 def test_the_tuple_is_the_union_of_all_parts():
     r = request()
-    set_junctions(r, local=(256, 512))
+    find_locally(r, 256, 512)
     set_junctions(r, store=(512, 3840))
     set_junctions(r, extra=(1024,))
     assert r.shared_prefix_boundaries == (256, 512, 1024, 3840)
@@ -27,25 +27,26 @@ def test_the_tuple_is_the_union_of_all_parts():
 @pytest.mark.usefixtures("core_hooks")
 def test_each_part_is_replaced_by_itself():
     r = request()
-    set_junctions(r, local=(512,), store=(3840,))
-    set_junctions(r, local=())
+    find_locally(r, 512)
+    set_junctions(r, store=(3840,))
+    find_locally(r)
     assert r.shared_prefix_boundaries == (3840,)
-    set_junctions(r, local=(512,))
+    find_locally(r, 512)
     set_junctions(r, store=())
     assert r.shared_prefix_boundaries == (512,)
 
 
 def test_the_scalar_stays_vllms():
     r = request()
-    r.shared_prefix_boundary = 512
-    set_junctions(r, local=(256, 512), store=(3840,))
+    find_locally(r, 256, 512)
+    set_junctions(r, store=(3840,))
     assert with_scalar(r, 3840).shared_prefix_boundary == 3840
     assert r.shared_prefix_boundary == 512
 
 
 def test_a_request_outlives_the_hooks(core_hooks):
     r = request()
-    set_junctions(r, local=(3584, 3840))
+    find_locally(r, 3584, 3840)
     CORE_HOOKS.uninstall()
     assert shared_prefix_boundaries(r) == (3584, 3840)
 

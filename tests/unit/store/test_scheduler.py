@@ -16,6 +16,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.outputs import KVConnectorOutput
 
 from tests.support import (
+    find_locally,
     full,
     groups,
     hashes,
@@ -25,7 +26,6 @@ from tests.support import (
     vllm_config,
 )
 from vllm.junctions import repairs
-from vllm.junctions.core.request import set_junctions
 from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.wire import HitUnits
 from vllm.junctions.metrics.counted import JunctionCounters
@@ -85,7 +85,7 @@ def _request(num_tokens=1000):
 
 def test_a_finished_lookup_gives_the_request_its_junctions(scheduler):
     r = _request()
-    set_junctions(r, local=(96, 128))
+    find_locally(r, 96, 128)
     scheduler.client.answers = [(MooncakeLookupResult(0), (480, 512))]
     assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
     assert r.shared_prefix_boundaries == (96, 128, 480, 512)
@@ -96,7 +96,7 @@ def test_a_lookup_under_way_merges_on_the_step_at_which_it_is_ready(scheduler):
     scheduler.client.answers = [(None, None), (MooncakeLookupResult(0), (512,))]
     assert scheduler.get_num_new_matched_tokens(r, 0) == (None, False)
     assert r.shared_prefix_boundaries == ()
-    set_junctions(r, local=())  # vLLM looks up locally again on the retry
+    find_locally(r)  # vLLM looks up locally again on the retry
     scheduler.get_num_new_matched_tokens(r, 0)
     assert r.shared_prefix_boundaries == (512,)
 
@@ -158,7 +158,7 @@ def _build(scheduler, monkeypatch, jobs, finished=()):
 
 def test_every_save_job_of_a_request_names_its_junctions(scheduler, monkeypatch):
     r = _request()
-    set_junctions(r, local=(512,))
+    find_locally(r, 512)
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
     for _ in range(3):
         (job,) = _build(scheduler, monkeypatch, [_job()])
@@ -180,7 +180,7 @@ def test_a_resumed_request_still_saves_the_junctions_it_had(scheduler, monkeypat
     ]
     scheduler.get_num_new_matched_tokens(r, 0)
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    set_junctions(r, local=())
+    find_locally(r)
     scheduler.get_num_new_matched_tokens(r, 960)
     scheduler.load_specs.clear()
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
@@ -191,7 +191,7 @@ def test_a_resumed_request_still_saves_the_junctions_it_had(scheduler, monkeypat
 
 def test_a_finished_request_is_forgotten(scheduler, monkeypatch):
     r = _request()
-    set_junctions(r, local=(512,))
+    find_locally(r, 512)
     scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
     _build(scheduler, monkeypatch, [], finished=["r"])
     (job,) = _build(scheduler, monkeypatch, [_job()])
@@ -280,7 +280,7 @@ def test_a_prompt_that_is_not_looked_up_by_configuration_is_not_counted(
 def test_junctions_are_counted_by_source_once_a_request(scheduler):
     r = _request()
     scheduler.client.answers = [(MooncakeLookupResult(0), (512, 544))] * 2
-    set_junctions(r, local=(480, 512))
+    find_locally(r, 480, 512)
     for _ in range(2):  # asked again, and scheduled again once its load has come
         scheduler.get_num_new_matched_tokens(r, 0)
         scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)

@@ -13,6 +13,9 @@ from vllm.junctions.core.request import (
 )
 from vllm.junctions.seams.registry import Hook
 
+# Requests looked at: about as many as may enter in one pass.
+_MOST_WAITING = 256
+
 
 def _mamba_block_aligned_split(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
@@ -47,11 +50,13 @@ def _a_sibling_waits(scheduler: Any, request: Any, position: int) -> bool:
     if not 0 <= unit < len(request.block_hashes):
         return False
     block_hash = request.block_hashes[unit]
+    # vLLM's own suites split chunks on stand-ins without a queue.
+    waiting = getattr(scheduler, "waiting", ())
     return any(
         other is not request
         and unit < len(other.block_hashes)
         and other.block_hashes[unit] == block_hash
-        for other in islice(scheduler.waiting, scheduler.max_num_running_reqs)
+        for other in islice(waiting, _MOST_WAITING)
     )
 
 

@@ -56,7 +56,11 @@ def shared_prefix_boundaries(request: "Request") -> tuple[int, ...]:
     A request whose local lookup found 3840 and whose store lookup found
     ``(3584, 3840)`` gives ``(3584, 3840)``.
     """
-    found = junctions_of(request).union
+    known = junctions_of(request)
+    found = known.union
+    if known.local and not request.shared_prefix_boundary:
+        # The scheduler did not take the local lookup's junction.
+        found = merge_boundaries(known.store, known.extra)
     if _is_native(request):
         return merge_boundaries(found, getattr(request, _NAME))
     return found

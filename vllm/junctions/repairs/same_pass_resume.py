@@ -16,15 +16,18 @@ from vllm.junctions.seams.registry import Hook
 from vllm.junctions.seams.switches import is_on
 
 NAME = "same_pass_resume"
+# Requests that got blocks in this pass, kept by the store's scheduler.
+_GOT_BLOCKS = "_same_pass_got_blocks"
 
 
 def _build_connector_meta(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
         preempted = scheduler_output.preempted_req_ids
-        if not preempted or not is_on(self, NAME):
+        got_blocks, self.__dict__[_GOT_BLOCKS] = self.__dict__.get(_GOT_BLOCKS), set()
+        if not preempted or not got_blocks:
             return original(self, scheduler_output)
-        gone = preempted - _back_already(self, scheduler_output)
+        gone = preempted - got_blocks
         if gone == preempted:
             return original(self, scheduler_output)
         without = copy.copy(scheduler_output)
@@ -37,17 +40,16 @@ def _build_connector_meta(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_connector_meta
 
 
-def _back_already(store_scheduler: Any, scheduler_output: Any) -> set[str]:
-    """Return requests that got blocks in the pass that the output is of."""
-    return (
-        {new.req_id for new in scheduler_output.scheduled_new_reqs}
-        | set(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
-        | {
-            req_id
-            for req_id, load_spec in store_scheduler.load_specs.items()
-            if load_spec.can_load
-        }
-    )
+def _update_state_after_alloc(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_state_after_alloc(
+        self: Any, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        original(self, request, blocks, num_external_tokens)
+        if is_on(self, NAME):
+            self.__dict__.setdefault(_GOT_BLOCKS, set()).add(request.request_id)
+
+    return update_state_after_alloc
 
 
 REPAIR = Repair(
@@ -63,6 +65,15 @@ REPAIR = Repair(
     ),
     versions=("0.32.0", "0.33.0"),
     hooks=(
+        Hook(
+            target=f"{STORE_SCHEDULER}.update_state_after_alloc",
+            parameters=("request", "blocks", "num_external_tokens"),
+            why="The outcome of a pass does not say who came back to load.",
+            how="Notes who got blocks in the pass.",
+            remove_when="The next hook goes.",
+            guarded_by="tests/engine/test_repairs.py",
+            replace=_update_state_after_alloc,
+        ),
         Hook(
             target=f"{STORE_SCHEDULER}.build_connector_meta",
             parameters=("scheduler_output",),
