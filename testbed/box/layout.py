@@ -97,6 +97,11 @@ class Layout:
         return any(group.kind == "mamba" for group in self.groups)
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether some group needs less of a prefix than all of it."""
+        return self.has_mamba or any(group.window_tokens for group in self.groups)
+
+    @property
     def units_per_page(self) -> int:
         """Hash units that the largest block holds."""
         return max(group.block_tokens for group in self.groups) // self.hash_tokens

@@ -88,7 +88,7 @@ def plans(draw: st.DrawFn) -> Plan:
     options = EngineOptions(
         num_blocks=num_blocks,
         max_batched_tokens=draw(
-            st.sampled_from([layout.scheduler_block_tokens * 100, longest])
+            st.sampled_from([layout.scheduler_block_tokens * 100, max(longest, 16)])
         ),
         max_requests=16,
         load_failure_policy="recompute",

@@ -119,8 +119,8 @@ while True: time.sleep(0.1)
 log = Path(sys.argv[1])
 with ChildProcess("child", [sys.executable, "-c", code], log) as child:
     child.wait_until(lambda: "ready" in log.read_text(), 30)
-    print("started", flush=True)
     try:
+        print("started", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(1)
