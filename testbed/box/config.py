@@ -48,6 +48,7 @@ class EngineOptions:
         role: As ``kv_role``.
         extra_config: Further keys of ``kv_connector_extra_config``.
         load_failure_policy: As ``kv_load_failure_policy``.
+        policy: As ``scheduling_policy``: ``fcfs`` or ``priority``.
     """
 
     side: Side = "on"
@@ -57,6 +58,7 @@ class EngineOptions:
     role: str = "kv_both"
     extra_config: dict[str, Any] = field(default_factory=dict)
     load_failure_policy: str = "fail"
+    policy: Literal["fcfs", "priority"] = "fcfs"
 
 
 def is_patched() -> bool:
@@ -142,6 +144,7 @@ def make_vllm_config(layout: Layout, options: EngineOptions) -> VllmConfig:
             enable_chunked_prefill=True,
             async_scheduling=False,
             watermark=0.0,
+            policy=options.policy,
         ),
         kv_transfer_config=_transfer_config(options),
         speculative_config=speculative if layout.drops_eagle_block else None,

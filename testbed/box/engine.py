@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ import zmq
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -29,6 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from testbed.box import environment
 from testbed.box.config import (
     HASH_FUNCTION,
+    MAX_MODEL_TOKENS,
     EngineOptions,
     acting_side,
     make_kv_cache_config,
@@ -134,6 +137,8 @@ class BoxEngine:
                 log_stats=True,
             )
         self.worker.register_kv_caches(self.runner.kv_caches())
+        self._allow_images()
+        self._follow_sessions()
         self._lookups = Gate()
         self._gate_lookups()
         self.saves = self.client.saves if self.client else Gate()
@@ -182,12 +187,47 @@ class BoxEngine:
             kv_cache_config=kv_cache_config,
         )
 
+    def _allow_images(self) -> None:
+        """Give images room; the box's model, which is none, takes them all."""
+        self.scheduler.max_num_encoder_input_tokens = MAX_MODEL_TOKENS
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(MAX_MODEL_TOKENS)
+
+    def _follow_sessions(self) -> None:
+        """Learn what a session's tokens are whenever more input reaches it."""
+        update_session = self.scheduler._update_request_as_session
+
+        def updated(session: Request, update: Any) -> None:
+            update_session(session, update)
+            served = self.served[session.request_id]
+            served.sequence = Sequence(
+                list(session.all_token_ids),
+                self.layout.hash_tokens,
+                served.sequence.origin,
+            )
+            self._book.learn(served.sequence, session.block_hashes)
+
+        self.scheduler._update_request_as_session = updated
+
     # Requests
 
     def _make_request(
-        self, prompt: list[int], request_id: str, max_tokens: int, **fields: Any
+        self,
+        prompt: list[int],
+        request_id: str,
+        max_tokens: int,
+        *,
+        prompt_logprobs: int | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> Request:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        extra_args = kv_transfer_params and {"kv_transfer_params": kv_transfer_params}
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            prompt_logprobs=prompt_logprobs,
+            extra_args=extra_args,
+        )
         params.update_from_generation_config({}, 2)
         return Request(
             request_id=request_id,
@@ -207,15 +247,22 @@ class BoxEngine:
     ) -> Served:
         """Queue a request; it runs in the steps that follow.
 
-        ``fields`` are further ones of ``Request``: ``resumable``, ``cache_salt``, ...
+        ``fields`` are further ones of ``Request``: ``resumable``, ``cache_salt``, ...;
+        or ``prompt_logprobs`` or ``kv_transfer_params``.
         """
         request = self._make_request(prompt, request_id, max_tokens, **fields)
-        served = Served(request_id, Sequence(prompt, self.layout.hash_tokens))
+        served = Served(request_id, _sequence(request, self.layout.hash_tokens))
         self.served[request_id] = served
         self._requests[request_id] = request
         self._book.learn(served.sequence, request.block_hashes)
         self.scheduler.add_request(request)
         return served
+
+    def add_input(self, more: list[int], session_id: str, is_last: bool) -> None:
+        """Send a session its next input, or tell it that there is no more."""
+        self.scheduler.add_request(
+            self._make_request(more, session_id, 1, resumable=not is_last)
+        )
 
     def request(self, request_id: str) -> Request:
         return self._requests[request_id]
@@ -451,6 +498,21 @@ class BoxEngine:
 
     def __exit__(self, *_exc_info: object) -> None:
         self.close()
+
+
+def _sequence(request: Request, hash_tokens: int) -> Sequence:
+    """Return what a request's KV depends on: tokens, images, adapter and salt."""
+    assert request.prompt_token_ids is not None
+    tokens = list(request.prompt_token_ids)
+    for image in request.mm_features:
+        at = image.mm_position
+        number = zlib.crc32(image.identifier.encode())
+        tokens[at.offset : at.offset + at.length] = [number] * at.length
+    adapter = request.lora_request and request.lora_request.lora_name
+    origin = zlib.crc32(f"{adapter} {request.cache_salt}".encode())
+    if adapter is None and request.cache_salt is None:
+        origin = 0
+    return Sequence(tokens, hash_tokens, origin)
 
 
 def _end_context(context: zmq.Context) -> None:

@@ -27,10 +27,18 @@ def _digest(previous: int, tokens: list[int]) -> int:
 
 
 class Sequence:
-    """The tokens of a request, and the number of every prefix of them."""
+    """The tokens of a request, and the number of every prefix of them.
 
-    def __init__(self, tokens: list[int], hash_tokens: int) -> None:
+    Args:
+        tokens: Its token ids; those of an image as whatever tells images apart.
+        hash_tokens: Tokens per hash unit.
+        origin: What else its KV depends on, such as an adapter; no other sequence
+            with another origin shares a prefix with it.
+    """
+
+    def __init__(self, tokens: list[int], hash_tokens: int, origin: int = 0) -> None:
         self.hash_tokens = hash_tokens
+        self.origin = origin
         self.tokens: list[int] = []
         self._chain: list[int] = []
         self._chain_array = np.zeros(0, dtype=np.uint64)
@@ -40,7 +48,7 @@ class Sequence:
         self.tokens.extend(tokens)
         unit = self.hash_tokens
         for index in range(len(self._chain), len(self.tokens) // unit):
-            previous = self._chain[-1] if self._chain else 0
+            previous = self._chain[-1] if self._chain else self.origin
             self._chain.append(
                 _digest(previous, self.tokens[index * unit : (index + 1) * unit])
             )
@@ -49,7 +57,7 @@ class Sequence:
     def prefix_number(self, num_tokens: int) -> int:
         """Return the number of the prefix of ``num_tokens`` tokens; 0 if empty."""
         units, rest = divmod(num_tokens, self.hash_tokens)
-        number = self._chain[units - 1] if units else 0
+        number = self._chain[units - 1] if units else self.origin
         return (
             _digest(number, self.tokens[num_tokens - rest : num_tokens])
             if (rest)
