@@ -40,7 +40,6 @@ class AskedKeys:
 
     Args:
         key_stems: For each group, what keys begin with, one a rank namespace.
-        num_units: As the attribute.
         block_hashes: One per hash unit; read only for keys that are asked for.
         ask: The call to the store.
     """
@@ -48,12 +47,11 @@ class AskedKeys:
     def __init__(
         self,
         key_stems: Sequence[Sequence[str]],
-        num_units: int,
         block_hashes: Sequence[BlockHash],
         ask: Ask,
     ) -> None:
-        self.states = [bytearray(num_units) for _ in key_stems]
-        self.num_units = num_units
+        self.num_units = len(block_hashes)
+        self.states = [bytearray(self.num_units) for _ in key_stems]
         self._key_stems = key_stems
         self._block_hashes = block_hashes
         self._ask_store = ask

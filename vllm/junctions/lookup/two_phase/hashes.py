@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block hashes of one request, and where in the request each of them is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -14,6 +14,9 @@ class LocatedHashes(Sequence[BlockHash]):
     knows its keys by hash unit. A long request has tens of thousands of hashes, of
     which a search reads a few; so units are noted as hashes are read.
 
+    Attributes:
+        units: The number of its hash unit, from 0, of each hash that was read.
+
     Args:
         block_hashes: One per hash unit.
         num_units: How many of them there are to the search.
@@ -22,10 +25,16 @@ class LocatedHashes(Sequence[BlockHash]):
     def __init__(self, block_hashes: Sequence[BlockHash], num_units: int) -> None:
         self._block_hashes = block_hashes
         self._num_units = num_units
-        self._units: dict[BlockHash, int] = {}
+        self._read: dict[int, BlockHash] = {}
+        self.units: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:
         return self._num_units
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        read = self._read
+        for unit in range(self._num_units):
+            yield read.get(unit) or self[unit]
 
     @overload
     def __getitem__(self, index: int) -> BlockHash: ...
@@ -34,16 +43,11 @@ class LocatedHashes(Sequence[BlockHash]):
     def __getitem__(self, index: int | slice) -> BlockHash | list[BlockHash]:
         if isinstance(index, slice):
             return [self[unit] for unit in range(*index.indices(self._num_units))]
-        if not 0 <= index < self._num_units:
-            raise IndexError(index)
-        block_hash = BlockHash(bytes(self._block_hashes[index]))
-        self._units[block_hash] = index
-        return block_hash
-
-    def unit(self, block_hash: BlockHash) -> int:
-        """Return the number of the hash unit of a hash that was read here, from 0.
-
-        Raises:
-            KeyError: It was not read.
-        """
-        return self._units[block_hash]
+        found = self._read.get(index)
+        if found is None:
+            if not 0 <= index < self._num_units:
+                raise IndexError(index)
+            found = BlockHash(bytes(self._block_hashes[index]))
+            self._read[index] = found
+            self.units[found] = index
+        return found

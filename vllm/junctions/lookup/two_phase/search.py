@@ -71,7 +71,7 @@ class AskingPool(ExternalCachedBlockPool):
             plan.coord.align_lookup_length(num_tokens) // plan.hash_tokens,
         )
         self.hashes = LocatedHashes(block_hashes, self._num_units)
-        self._keys = AskedKeys(plan.key_stems, self._num_units, block_hashes, ask)
+        self._keys = AskedKeys(plan.key_stems, self.hashes, ask)
         self.tails = TailSearch(plan, self._keys)
         self._full_units = 0
         self._present = [self._present_block] * len(plan.key_stems)
@@ -82,7 +82,7 @@ class AskingPool(ExternalCachedBlockPool):
         self, block_hash: BlockHash, group_ids: list[int]
     ) -> list[KVCacheBlock] | None:
         """Return a block for each group if all of them have the hash."""
-        unit = self.hashes.unit(block_hash)
+        unit = self.hashes.units[block_hash]
         for group_id in group_ids:
             state = self._keys.states[group_id][unit]
             if state < ABSENT:
@@ -94,7 +94,7 @@ class AskingPool(ExternalCachedBlockPool):
 
     def contains(self, group_id: int, block_hash: BlockHash) -> bool:
         """Return whether a group has a loadable key for this hash."""
-        unit = self.hashes.unit(block_hash)
+        unit = self.hashes.units[block_hash]
         states = self._keys.states[group_id]
         if states[unit] < ABSENT:
             self._keys.ask(Wanted(group_id, [unit]))
@@ -207,10 +207,10 @@ def look_up(
             return None
         _, hit_length = coord.find_longest_cache_hit(pool.hashes, usable_tokens, pool)
     pool.ask_last_keys(hit_length)
-    lagging_group = pool.tails.lagging_group
+    lagging = pool.tails.lagging_group
+    tails = tail_keys(pool.hashes, hit_length, pool)
+    if hit_length >= usable_tokens:
+        return Found(hit_length, hit_length, tails)
     pool.tails.skips_positions = False
     longest = coord.full_attention_hit(pool.hashes, usable_tokens, pool)
-    tails = tail_keys(pool.hashes, hit_length, pool)
-    if longest <= hit_length:
-        lagging_group = None
-    return Found(hit_length, longest, tails, lagging_group)
+    return Found(hit_length, longest, tails, lagging if longest > hit_length else None)
