@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo import RESULTS, DemoResult, DemoRow
+from benchmarks.demo_result import RESULTS, DemoResult, DemoRow
 from testbed.box import Box, EngineOptions, Group, Layout, Side
 
 SUMMARY = "DeepSeek-V4's cache layout with MTP, real scheduler, no model"
