@@ -7,6 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
     ExternalCachedBlockPool,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    MooncakeLookupResult,
     TailKeyBoundary,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
@@ -42,6 +43,13 @@ class StockLookup(MooncakeStoreWorker):
         )
         self.answers: ExternalCachedBlockPool | None = None
 
+    def ask(
+        self, num_tokens: int, block_hashes: Sequence[BlockHash]
+    ) -> MooncakeLookupResult:
+        """Look up as stock does."""
+        # Not what somebody put in the place of the worker's own method.
+        return super().lookup(num_tokens, block_hashes)
+
     def _tail_key_boundaries(
         self,
         block_hashes: Sequence[BlockHash],
@@ -71,7 +79,7 @@ def look_up(
         None if nothing could be stored, or the store failed.
     """
     lookup = StockLookup(worker, store)
-    result = lookup.lookup(num_tokens, block_hashes)
+    result = lookup.ask(num_tokens, block_hashes)
     answers = lookup.answers
     if answers is None:
         return None
