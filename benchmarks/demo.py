@@ -21,34 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import junction_probe
+from benchmarks.demo_result import RESULTS, DemoResult, DemoRow
 from benchmarks.junction_probe import ProbeReport, ProbeRow
 from testbed.models import DEFAULT_MODEL, MODELS, TinyModel
 from testbed.processes import ProcessFailed
 from testbed.server import VllmServer
 from testbed.store import MooncakeMaster
 
-RESULTS = Path(__file__).parent / "results"
 SEED_TABLE = "seed-table"
 # The ``junctions`` setting of each side.
 _SIDES = {"stock": False, "junctions": True}
-
-
-class DemoRow(msgspec.Struct, frozen=True):
-    """One request of one side. Lengths in tokens, times in seconds."""
-
-    name: str
-    diverge_tokens: int
-    prompt_tokens: int
-    local_hit_tokens: int
-    store_hit_tokens: int
-    ttft_seconds: float
-
-
-class DemoResult(msgspec.Struct, frozen=True):
-    """Both sides, as ``results/demo.json`` holds them."""
-
-    stock: list[DemoRow]
-    junctions: list[DemoRow]
 
 
 def _server_settings(side: str, patched: Path | None) -> dict[str, Any]:
@@ -224,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.model == SEED_TABLE:
+        # It sets up its process for an engine in a box, which servers would inherit.
         from benchmarks import seed_table
 
         return seed_table.run(args.json)

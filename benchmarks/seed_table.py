@@ -10,14 +10,17 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo import RESULTS, DemoResult, DemoRow
+from benchmarks.demo_result import RESULTS, DemoResult, DemoRow
 from testbed.box import Box, EngineOptions, Group, Layout, Side
 
 SUMMARY = "DeepSeek-V4's cache layout with MTP, real scheduler, no model"
@@ -73,11 +76,24 @@ def build_prompts(diverge_tokens: int, tail_tokens: int) -> dict[str, list[int]]
     return prompts
 
 
-def run_side(side: Side, diverge_tokens: int, tail_tokens: int) -> list[DemoRow]:
-    """Serve all requests on one instance with a store of its own."""
+def run_side(
+    side: Side,
+    diverge_tokens: int,
+    tail_tokens: int,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> list[DemoRow]:
+    """Serve all requests on one instance with a store of its own.
+
+    Args:
+        side: Which connector it runs.
+        diverge_tokens: Tokens shared past the prefix.
+        tail_tokens: Tokens of the first sibling past the shared ones.
+        settings: Further keys of ``kv_connector_extra_config``.
+    """
     prompts = build_prompts(diverge_tokens, tail_tokens)
     rows = []
-    with Box(LAYOUT, EngineOptions(side=side)) as box:
+    options = EngineOptions(side=side, extra_config=dict(settings))
+    with Box(LAYOUT, options) as box:
         engine = box.engine()
         for name in (*prompts, "A again"):
             prompt = prompts[name.removesuffix(" again")]

@@ -91,6 +91,4 @@ def build_worker(
     worker.kv_connector_stats = MooncakeStoreConnectorStats()
     if ours:
         worker.counters = JunctionCounters()
-        worker._answers = None
-        worker._lookup_plan = None
     return worker

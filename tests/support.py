@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 
 from testbed.models import GEMMA3
 from vllm.junctions.core.request import set_junctions
-from vllm.junctions.store.coordinator import JunctionStoreCoordinator
+from vllm.junctions.store.sender import SavingCoordinator
 
 
 def full(block_size: int) -> FullAttentionSpec:
@@ -80,8 +80,9 @@ def coordinator(
     hash_block_size: int,
     retention_interval: int | None = 0,
     partial_hash_hits: bool = False,
-) -> JunctionStoreCoordinator:
-    return JunctionStoreCoordinator(
+) -> SavingCoordinator:
+    """Return a coordinator as a worker has it."""
+    return SavingCoordinator(
         list(group_specs),
         scheduler_block_size=lcm(*(g.kv_cache_spec.block_size for g in group_specs)),
         hash_block_size=hash_block_size,

@@ -43,11 +43,8 @@ def _rebind_store_names() -> None:
     from vllm.junctions.lookup.client import JunctionLookupClient
     from vllm.junctions.store.coordinator import JunctionStoreCoordinator
     from vllm.junctions.store.scheduler import JunctionStoreScheduler
-    from vllm.junctions.store.worker import (
-        JunctionLookupServer,
-        JunctionSendingThread,
-        JunctionStoreWorker,
-    )
+    from vllm.junctions.store.sender import JunctionSendingThread
+    from vllm.junctions.store.worker import JunctionStoreWorker
 
     for module_name in (
         compat.STORE_COORDINATOR,
@@ -62,5 +59,4 @@ def _rebind_store_names() -> None:
             MooncakeStoreWorker=JunctionStoreWorker,
             KVCacheStoreSendingThread=JunctionSendingThread,
             LookupKeyClient=JunctionLookupClient,
-            LookupKeyServer=JunctionLookupServer,
         )

@@ -218,32 +218,33 @@ MUTATIONS = (
     ),
     Mutation(
         "leave a failed save's junctions to the next save",
-        "store/worker.py",
-        "        try:\n"
-        "            super()._handle_request(req_meta)\n"
-        "        finally:\n"
-        "            self.coord, self.store, self._job = layout, store, None\n",
+        "store/sender.py",
+        "        self._job = self.coord.job = SaveJob(req_meta, self)\n"
+        "        super()._handle_request(req_meta)\n",
+        "        job = SaveJob(req_meta, self)\n"
+        "        if job.boundaries:\n"
+        "            self._job = self.coord.job = job\n"
         "        super()._handle_request(req_meta)\n"
-        "        self.coord, self.store, self._job = layout, store, None\n",
+        "        self._job = self.coord.job = None\n",
         faults=(_BOX + "a_store_that_raises_on_a_save_spoils_no_later_one",),
     ),
     Mutation(
         "take a part of a tail for the whole",
-        "lookup/two_phase/search.py",
+        "lookup/two_phase/tails.py",
         "window.count(PRESENT) == end - first",
         "PRESENT in window",
         LOOKUP_TESTS,
     ),
     Mutation(
         "believe the first rank's answer for all",
-        "lookup/two_phase/known_keys.py",
+        "lookup/two_phase/asked_keys.py",
         "done = PRESENT if all_ranks or len(stems) == 1 else FIRST",
         "done = PRESENT",
         LOOKUP_TESTS,
     ),
     Mutation(
         "let a later rank's yes overrule an earlier one's no",
-        "lookup/two_phase/known_keys.py",
+        "lookup/two_phase/asked_keys.py",
         "                    elif states[unit] == ASKED:\n",
         "                    else:\n",
         LOOKUP_TESTS,
@@ -259,7 +260,7 @@ MUTATIONS = (
     Mutation(
         "let what disproves another group's tail go on for the longest hit",
         "lookup/two_phase/search.py",
-        "    pool.skips_positions = False\n",
+        "    pool.tails.skips_positions = False\n",
         "",
         LOOKUP_TESTS,
     ),
@@ -287,7 +288,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keep the blocks of a save that failed",
-        "store/worker.py",
+        "store/sender.py",
         "    def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:\n"
         "        super()._record_saved(req_meta, token_len)\n",
         "    _saved_id: int | None = None\n\n"
@@ -304,7 +305,7 @@ MUTATIONS = (
     ),
     Mutation(
         "read an error code of the store as yes",
-        "lookup/two_phase/known_keys.py",
+        "lookup/two_phase/asked_keys.py",
         "                    if answer != 1:\n",
         "                    if answer == 0:\n",
         faults=(

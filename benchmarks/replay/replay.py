@@ -235,7 +235,7 @@ class Replay:
         )
         if hit_length >= usable:
             return Found(hit_length)
-        longest = self._local.longest_group_hit(blocks.hashes, usable, answers.pool)
+        longest = self._local.full_attention_hit(blocks.hashes, usable, answers.pool)
         return Found(hit_length, longest)
 
     def _junctions(self, local: Found, stored: Found) -> tuple[int, ...]:

@@ -157,7 +157,7 @@ def make_vllm_config(layout: Layout, options: EngineOptions) -> VllmConfig:
     if layout.has_mamba:
         cache.mamba_cache_mode = "align"
         cache.enable_mamba_shared_prefix_checkpoint = layout.mamba_junction_checkpoints
-    environment.prepare(config)
+    environment.prepare(config, HASH_FUNCTION)
     return config
 
 

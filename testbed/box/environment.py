@@ -7,6 +7,7 @@ Import this before anything of vLLM: settings are read when vLLM is imported.
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,12 @@ def work_dir() -> Path:
     return Path(_work_dir.name)
 
 
-def prepare(vllm_config: Any) -> None:
-    """Set up what a vLLM CPU worker sets up: process groups and events.
+def prepare(vllm_config: Any, hash_function: Callable[[Any], bytes]) -> None:
+    """Set up what a vLLM CPU worker sets up: process groups and events. Idempotent.
 
-    Idempotent. ``vllm_config`` is any configuration of this process.
+    Args:
+        vllm_config: Any configuration of this process.
+        hash_function: What it hashes blocks with.
     """
     # A store save records an event although nothing of it runs on a GPU.
     torch.cuda.Event = CpuEvent  # type: ignore[misc,assignment]
@@ -67,9 +70,7 @@ def prepare(vllm_config: Any) -> None:
     from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
-    from testbed.box.config import HASH_FUNCTION
-
-    init_none_hash(HASH_FUNCTION)
+    init_none_hash(hash_function)
     register_all_kvcache_specs(vllm_config)
     with set_current_vllm_config(vllm_config):
         init_distributed_environment(

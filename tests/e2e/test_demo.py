@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.demo import DemoRow
+from benchmarks.demo_result import DemoRow
 from tests.e2e.processes import alive, descendants
 
 _ROOT = Path(__file__).parents[2]

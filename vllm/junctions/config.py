@@ -2,11 +2,14 @@
 """Settings of this package, read from ``kv_connector_extra_config``."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from vllm.junctions.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 # Every key that begins with this belongs to us; the rest is Mooncake's.
 KEY_PREFIX = "junction"
@@ -46,6 +49,17 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     junctions_lookup_timeout_ms: Annotated[
         int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
     ] = 2_000
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "JunctionsConfig":
+        """Read our keys from the transfer configuration of an engine that has one.
+
+        Raises:
+            ConfigurationError: See :meth:`from_extra_config`.
+        """
+        assert vllm_config.kv_transfer_config is not None
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return cls.from_extra_config(extra_config)
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> "JunctionsConfig":

@@ -15,9 +15,9 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm.junctions.doctor.findings import Finding, Level
 from vllm.junctions.doctor.server import check_servers
-from vllm.junctions.lookup.report import LookupOutcome
 from vllm.junctions.metrics.counted import INFO, TAILS_SKIPPED, JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats, JunctionPromMetrics
+from vllm.junctions.metrics.report import LookupOutcome
 from vllm.junctions.store.scheduler import hash_root
 
 _TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}

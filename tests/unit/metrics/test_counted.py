@@ -3,7 +3,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm.junctions.lookup.report import LookupOutcome, LookupReport
 from vllm.junctions.metrics import counted as metrics
 from vllm.junctions.metrics.counted import (
     FAULTS,
@@ -16,6 +15,7 @@ from vllm.junctions.metrics.counted import (
     TAIL_BYTES,
     JunctionCounters,
 )
+from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 
 _NAMES = {0: "0-FullAttention-32", 1: "1-SlidingWindow-32"}
 

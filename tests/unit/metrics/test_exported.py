@@ -29,13 +29,13 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from vllm.junctions.lookup.report import LookupReport
 from vllm.junctions.metrics.counted import METRICS, TAIL_BYTES, JunctionCounters
 from vllm.junctions.metrics.exported import (
     KEY,
     JunctionConnectorStats,
     JunctionPromMetrics,
 )
+from vllm.junctions.metrics.report import LookupReport
 from vllm.junctions.overlay import plugin
 from vllm.junctions.store.connector import MooncakeStoreConnector
 

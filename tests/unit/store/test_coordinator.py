@@ -30,7 +30,7 @@ def _pool(coord, block_hashes, tokens_by_group):
 
 def _longest(coord, block_hashes, tokens_by_group):
     num_tokens = len(block_hashes) * coord.hash_block_size
-    return coord.longest_group_hit(
+    return coord.full_attention_hit(
         block_hashes,
         coord.align_lookup_length(num_tokens - 1),
         _pool(coord, block_hashes, tokens_by_group),
@@ -43,7 +43,7 @@ def test_full_attention_alone_reaches_further_than_the_joint_hit():
     pool = _pool(coord, block_hashes, {0: 3840})
     _, joint = coord.find_longest_cache_hit(block_hashes, 3840, pool)
     assert joint == 0
-    assert coord.longest_group_hit(block_hashes, 3840, pool) == 3840
+    assert coord.full_attention_hit(block_hashes, 3840, pool) == 3840
 
 
 def test_a_tail_beyond_full_attention_does_not_count():

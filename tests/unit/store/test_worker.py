@@ -29,17 +29,15 @@ import vllm.junctions.store.worker as worker_module
 from tests.support import coordinator, full, groups, hashes, mamba, swa
 from vllm.junctions import repairs
 from vllm.junctions.lookup.client import JunctionLookupClient
-from vllm.junctions.lookup.report import LookupOutcome, LookupReport
+from vllm.junctions.lookup.found import Found
 from vllm.junctions.lookup.two_phase.plan import LookupPlan
-from vllm.junctions.lookup.wire import HitUnits, add_junctions
+from vllm.junctions.lookup.wire import HitUnits, add_junctions, take_junctions
 from vllm.junctions.metrics.counted import LOOKUPS, JunctionCounters
+from vllm.junctions.metrics.report import LookupOutcome
 from vllm.junctions.seams.switches import switch_on
 from vllm.junctions.store.data import JunctionReqMeta
-from vllm.junctions.store.worker import (
-    JunctionSendingThread,
-    JunctionStoreWorker,
-    _AnsweringWorker,
-)
+from vllm.junctions.store.sender import JunctionSendingThread
+from vllm.junctions.store.worker import JunctionStoreWorker
 
 _BLOCK = 32
 
@@ -340,8 +338,6 @@ def _worker(store, coord) -> JunctionStoreWorker:
     """A worker with what lookups use; a whole one runs in tests/engine."""
     worker = object.__new__(JunctionStoreWorker)
     worker.counters = JunctionCounters()
-    worker._answers = None
-    worker._lookup_plan = None
     worker._capacity_only = False
     worker.coord = coord
     worker.store = store
@@ -358,10 +354,10 @@ def _worker(store, coord) -> JunctionStoreWorker:
 
 
 def _lookup(worker, num_tokens, block_hashes):
-    result = worker.lookup(num_tokens, block_hashes)
-    # What stock's readers see is stock's: one entry per group of a hit.
+    result = take_junctions(worker.lookup(num_tokens, block_hashes), num_tokens)
+    # What stock's readers look at is stock's: one entry per group of a hit.
     assert all(entry.group_id < 2 for entry in result.tail_key_boundaries)
-    return result.hit_length, list(getattr(result, "junctions", ()))
+    return result.hit_length, list(result.junctions)
 
 
 def test_a_lookup_reports_where_siblings_part(layout, worker_on):
@@ -371,24 +367,12 @@ def test_a_lookup_reports_where_siblings_part(layout, worker_on):
     assert _lookup(worker_on(store, layout), 26 * 32, sibling) == (0, [512])
 
 
-def test_a_lookup_server_answers_with_sentinel_entries(layout, worker_on):
+def test_junctions_are_entries_that_no_group_has(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     sibling = block_hashes[:16] + hashes(10, "sibling")
-    worker = worker_on(store, layout)
-    answer = _AnsweringWorker(worker).lookup(26 * 32, sibling)
+    answer = worker_on(store, layout).lookup(26 * 32, sibling)
     assert answer.tail_key_boundaries == (TailKeyBoundary(0xFFFFFFFF, 512),)
-    assert _AnsweringWorker(worker).store is store
-
-
-def test_a_job_without_junctions_sees_the_stock_mask_call(layout):
-    sender, block_hashes = _sender(KeyStore(), layout), hashes(31)
-
-    def stock_mask(aligned_token_len, start_token=0, num_prompt_tokens=None):
-        return (None, None)
-
-    layout.store_mask = stock_mask
-    _save(sender, block_hashes, 992, ())
 
 
 def test_a_lookup_reports_what_it_cost(layout, worker_on, way):
@@ -524,25 +508,6 @@ def test_a_store_that_fails_in_part_still_hits(layout):
     assert _outcomes(worker) == ["hit"]
 
 
-def test_other_threads_see_the_store_itself_while_one_looks_up(layout):
-    store = KeyStore()
-    worker = _worker(store, layout)
-    seen = []
-
-    def look(keys):
-        thread = threading.Thread(target=lambda: seen.append(worker.store))
-        thread.start()
-        thread.join()
-        seen.append(worker.store)
-        return [0] * len(keys)
-
-    store.batch_is_exist = look
-    worker.lookup(992, hashes(31))
-    assert seen[0] is store
-    assert seen[1] is not store
-    assert worker.store is store
-
-
 def _tails_counted(sender) -> tuple[float, float, float]:
     """Blocks, bytes, and blocks that were gone."""
     taken = _taken(sender.counters)
@@ -589,13 +554,6 @@ def test_a_tail_block_that_the_store_refused_is_not_counted(layout):
     store.refused = {"@group:1@"}
     _save(sender, hashes(31), 992, (512,))
     assert _tails_counted(sender) == (0, 0, 0)
-
-
-def test_the_sender_is_as_before_once_a_job_is_done(layout):
-    store = KeyStore()
-    sender = _sender(store, layout)
-    _save(sender, hashes(31), 992, (512,))
-    assert (sender.coord, sender.store, sender._job) == (layout, store, None)
 
 
 def test_states_at_junctions_are_counted_and_own_ones_are_not():
@@ -658,16 +616,14 @@ def test_an_explanation_asks_for_what_the_lookup_did_not(
 ):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
-    report = LookupReport(832, 0, 512, (512,), lagging_group=1, num_rpcs=4, num_keys=9)
     monkeypatch.setattr(
-        JunctionStoreWorker,
-        "_look_up",
-        lambda self, *args: (report, MooncakeLookupResult(0)),
+        JunctionStoreWorker, "_look_up", lambda self, *_: Found(0, 512, (), 1)
     )
     worker = _worker(store, layout)
     worker.lookup(832, block_hashes[:16] + hashes(10, "sibling"))
     assert "0-FullAttention-32 512, 1-SlidingWindow-32 0" in debug_lines[0]
-    assert _taken(worker.counters)[("lookup_keys",)] == [9]
+    # That is no part of what the lookup cost.
+    assert ("lookup_keys",) not in _taken(worker.counters)
 
 
 def test_without_debug_logging_nothing_is_explained(layout, monkeypatch):

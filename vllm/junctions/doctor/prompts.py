@@ -43,7 +43,20 @@ def check_prompts(
             "ask again when a server with junctions has had a request",
         )
         return
-    block = int(told[0].info["block_tokens"])
+    yield from _check_shared(subject, files, shared, int(told[0].info["block_tokens"]))
+
+
+def _check_shared(
+    subject: str, files: Sequence[str], shared: Sequence[int], block: int
+) -> Iterator[Finding]:
+    """Yield whether what prompts share can hit.
+
+    Args:
+        subject: What the findings are about.
+        files: The prompts.
+        shared: What each shares with the one that shares most with it, in tokens.
+        block: Tokens per scheduler block.
+    """
     mend = "put what they share first, and make it longer"
     if max(shared) < block:
         yield fail(

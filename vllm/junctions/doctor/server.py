@@ -8,8 +8,8 @@ from vllm.junctions.doctor.findings import Finding, fail, ok, warn
 from vllm.junctions.doctor.installation import check_hash_seed
 from vllm.junctions.doctor.prompts import check_prompts
 from vllm.junctions.doctor.reading import NoHttpAddressError, ServerMetrics, get
-from vllm.junctions.lookup.report import LookupOutcome
 from vllm.junctions.metrics.counted import FAULTS, INFO, LOOKUPS, TAILS_SKIPPED
+from vllm.junctions.metrics.report import LookupOutcome
 
 _AGREE = ("hash_root", "block_tokens", "hash_tokens")
 _STOCK = "vllm:mooncake_store_"

@@ -11,7 +11,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from vllm.junctions.config import JunctionsConfig
-from vllm.junctions.lookup.report import LookupOutcome
 from vllm.junctions.lookup.wire import (
     HitUnits,
     JunctionLookupResult,
@@ -19,6 +18,7 @@ from vllm.junctions.lookup.wire import (
     take_junctions,
 )
 from vllm.junctions.metrics.counted import JunctionCounters
+from vllm.junctions.metrics.report import LookupOutcome
 
 
 class JunctionLookupClient(LookupKeyClient):
@@ -30,11 +30,9 @@ class JunctionLookupClient(LookupKeyClient):
         # Set by the scheduler, which resolves them from the KV cache config.
         self.hit_units = HitUnits()
         self._junctions_by_request: dict[str, tuple[int, ...]] = {}
-        assert vllm_config.kv_transfer_config is not None
         # Whoever bounds the wait for answers reads it.
-        self.lookup_timeout_ms = JunctionsConfig.from_extra_config(
-            vllm_config.kv_transfer_config.kv_connector_extra_config
-        ).junctions_lookup_timeout_ms
+        config = JunctionsConfig.of(vllm_config)
+        self.lookup_timeout_ms = config.junctions_lookup_timeout_ms
 
     def _lookup(
         self, num_tokens: int, block_hashes: list[BlockHash]

@@ -3,13 +3,13 @@
 
 from collections.abc import Mapping
 
-from vllm.junctions.lookup.report import LookupReport
-from vllm.junctions.store.coordinator import JunctionStoreCoordinator
+from vllm.junctions.lookup.coordinator import LookupCoordinator
+from vllm.junctions.metrics.report import LookupReport
 
 
 def explain(
     report: LookupReport,
-    coord: JunctionStoreCoordinator,
+    coord: LookupCoordinator,
     hits_by_group: Mapping[int, int],
     last_block_hash: str = "",
 ) -> str:
@@ -46,7 +46,7 @@ def explain(
 
 def _reason(
     report: LookupReport,
-    coord: JunctionStoreCoordinator,
+    coord: LookupCoordinator,
     hits_by_group: Mapping[int, int],
     usable_tokens: int,
 ) -> str:
@@ -68,7 +68,7 @@ def _reason(
 
 
 def _lagging(
-    coord: JunctionStoreCoordinator,
+    coord: LookupCoordinator,
     hits_by_group: Mapping[int, int],
     report: LookupReport,
 ) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vllm.logger import init_logger
 
-from vllm.junctions.lookup.report import LookupOutcome, LookupReport
+from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 
 logger = init_logger(__name__)
 

@@ -42,7 +42,7 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         kv_cache_config: KVCacheConfig | None = None,
     ) -> Any:
         """Return ours, or an object of the stock class and nothing of ours."""
-        config = _config_of(vllm_config)
+        config = JunctionsConfig.of(vllm_config)
         reason = nothing_to_gain(kv_cache_config) if config.junctions else "off"
         if reason is None:
             return super().__new__(cls)
@@ -62,7 +62,7 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
     ) -> None:
         compat.check_version()
         compat.check_seams(compat.STORE_SEAMS)
-        self._repairs = _config_of(vllm_config).repairs()
+        self._repairs = JunctionsConfig.of(vllm_config).repairs()
         if role == KVConnectorRole.SCHEDULER:
             if not compat.has_native_core():
                 CORE_HOOKS.install()
@@ -100,13 +100,6 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         """Bind the engine's cache manager, and switch our hooks on for it."""
         switch_on(kv_cache_manager, (JUNCTIONS, *self._repairs))
         super().bind_kv_cache_manager(kv_cache_manager)
-
-
-def _config_of(vllm_config: VllmConfig) -> JunctionsConfig:
-    assert vllm_config.kv_transfer_config is not None
-    return JunctionsConfig.from_extra_config(
-        vllm_config.kv_transfer_config.kv_connector_extra_config
-    )
 
 
 def _say_on(repairs_on: tuple[str, ...]) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft rows that pad a speculative step are not saved as if they were tokens."""
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from vllm.junctions.repairs.record import STORE_SCHEDULER, Repair
+from vllm.junctions.repairs.step import step_with
 from vllm.junctions.seams.registry import Hook
 from vllm.junctions.seams.switches import is_on
 
@@ -34,11 +34,10 @@ def _but_for_padding(store_scheduler: Any, scheduler_output: Any) -> Any:
     }
     if all(scheduled[req_id] <= num_real for req_id, num_real in real.items()):
         return scheduler_output
-    clipped = copy.copy(scheduler_output)
-    clipped.num_scheduled_tokens = scheduled | {
+    clipped = {
         req_id: min(scheduled[req_id], num_real) for req_id, num_real in real.items()
     }
-    return clipped
+    return step_with(scheduler_output, num_scheduled_tokens=scheduled | clipped)
 
 
 def _entering(scheduler_output: Any) -> list[tuple[str, int]]:

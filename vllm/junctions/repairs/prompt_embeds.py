@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request that consists of prompt embeddings does not end the engine."""
 
-import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from vllm.junctions.repairs.record import STORE_SCHEDULER, Repair
+from vllm.junctions.repairs.step import step_with
 from vllm.junctions.seams.registry import Hook
 from vllm.junctions.seams.switches import is_on
 
@@ -38,14 +38,13 @@ def _with_tokens(store_scheduler: Any, scheduler_output: Any) -> Any:
     The store wants their number. What they are is in the block hashes.
     """
     requests = store_scheduler._unfinished_requests
-    filled = copy.copy(scheduler_output)
-    filled.scheduled_new_reqs = [
+    filled = [
         replace(new, prefill_token_ids=list(requests[new.req_id][0].all_token_ids))
         if _has_no_tokens(new)
         else new
         for new in scheduler_output.scheduled_new_reqs
     ]
-    return filled
+    return step_with(scheduler_output, scheduled_new_reqs=filled)
 
 
 REPAIR = Repair(

@@ -6,12 +6,12 @@
 the next pass of the scheduler names them as preempted and resumes them.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from vllm.junctions.repairs.record import STORE_SCHEDULER, Repair
+from vllm.junctions.repairs.step import step_with
 from vllm.junctions.seams.registry import Hook
 from vllm.junctions.seams.switches import is_on
 
@@ -23,16 +23,14 @@ _GOT_BLOCKS = "_same_pass_got_blocks"
 def _build_connector_meta(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
+        if not is_on(self, NAME):
+            return original(self, scheduler_output)
         preempted = scheduler_output.preempted_req_ids
-        got_blocks, self.__dict__[_GOT_BLOCKS] = self.__dict__.get(_GOT_BLOCKS), set()
-        if not preempted or not got_blocks:
+        got_blocks = self.__dict__.pop(_GOT_BLOCKS, ())
+        if not preempted or preempted.isdisjoint(got_blocks):
             return original(self, scheduler_output)
-        gone = preempted - got_blocks
-        if gone == preempted:
-            return original(self, scheduler_output)
-        without = copy.copy(scheduler_output)
-        without.preempted_req_ids = gone
-        meta = original(self, without)
+        gone = preempted.difference(got_blocks)
+        meta = original(self, step_with(scheduler_output, preempted_req_ids=gone))
         # The workers forget what they keep of each of them.
         meta.preempted_req_ids = preempted
         return meta

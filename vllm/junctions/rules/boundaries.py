@@ -41,6 +41,18 @@ def junction_boundaries(
     Raises:
         ValueError: A length is negative or the block size is not positive.
     """
+    _check_lengths(hit_length, longest_hit_length, scheduler_block_size)
+    if longest_hit_length <= hit_length:
+        return ()
+    positions = [longest_hit_length]
+    if use_eagle:
+        positions.insert(0, longest_hit_length - scheduler_block_size)
+    return tuple(position for position in positions if position > hit_length)
+
+
+def _check_lengths(
+    hit_length: int, longest_hit_length: int, scheduler_block_size: int
+) -> None:
     if hit_length < 0 or longest_hit_length < 0:
         raise ValueError(
             "hit lengths are token counts and cannot be negative: "
@@ -50,12 +62,6 @@ def junction_boundaries(
         raise ValueError(
             f"scheduler_block_size must be positive, got {scheduler_block_size}"
         )
-    if longest_hit_length <= hit_length:
-        return ()
-    positions = [longest_hit_length]
-    if use_eagle:
-        positions.insert(0, longest_hit_length - scheduler_block_size)
-    return tuple(position for position in positions if position > hit_length)
 
 
 def merge_boundaries(*parts: Iterable[int]) -> tuple[int, ...]:

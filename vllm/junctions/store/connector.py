@@ -70,9 +70,7 @@ class MooncakeStoreConnector(stock.MooncakeStoreConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         """Return what records the statistics in Prometheus: stock's if off."""
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        if not JunctionsConfig.from_extra_config(extra_config).junctions:
+        if not JunctionsConfig.of(vllm_config).junctions:
             return super().build_prom_metrics(
                 vllm_config, metric_types, labelnames, per_engine_labelvalues
             )

@@ -27,10 +27,10 @@ from vllm.junctions.core.request import (
     shared_prefix_boundaries,
 )
 from vllm.junctions.lookup.client import JunctionLookupClient
-from vllm.junctions.lookup.report import LookupOutcome
 from vllm.junctions.lookup.wire import HitUnits
 from vllm.junctions.metrics.counted import FOUND, INFO, JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
+from vllm.junctions.metrics.report import LookupOutcome
 from vllm.junctions.seams.compat import STORE_SCHEDULER
 from vllm.junctions.seams.outcomes import failed_loads
 from vllm.junctions.seams.substitute import substituted

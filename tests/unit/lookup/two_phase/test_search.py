@@ -10,6 +10,10 @@ from vllm.junctions.lookup.two_phase.search import StoreCallError, look_up
 _TOKENS = 16_384
 
 
+def _no_entries(*_args) -> tuple[()]:
+    return ()
+
+
 class Store:
     """A set of ``(group, hash unit)``, and what was asked of it, call by call."""
 
@@ -54,7 +58,7 @@ class Store:
                 for group, unit, _ in [one]
             ]
 
-        return look_up(self.plan, num_tokens, block_hashes, ask)
+        return look_up(self.plan, num_tokens, block_hashes, ask, _no_entries)
 
 
 @pytest.fixture
@@ -163,7 +167,7 @@ def test_a_store_that_raises_ends_the_lookup(store):
         raise StoreCallError("gone")
 
     with pytest.raises(StoreCallError):
-        look_up(store.plan, _TOKENS, hashes(_TOKENS // 4), ask)
+        look_up(store.plan, _TOKENS, hashes(_TOKENS // 4), ask, _no_entries)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 255])

@@ -7,14 +7,13 @@ See :mod:`.two_phase` for the lookup itself.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     StoreSpecGroup,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import PoolKey
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import (
     FullAttentionManager,
     MambaManager,
@@ -22,8 +21,9 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from vllm.junctions.lookup.coordinator import LookupCoordinator
+from vllm.junctions.lookup.two_phase.managers import searched_by_pool
 from vllm.junctions.rules.tails import TailShape
-from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 logger = init_logger(__name__)
 
@@ -78,7 +78,7 @@ class LookupPlan:
 
     def __init__(
         self,
-        coord: JunctionStoreCoordinator,
+        coord: LookupCoordinator,
         key_prefixes: Sequence[tuple[str, ...]],
         batches: Batches = Batches(),
     ) -> None:
@@ -92,25 +92,25 @@ class LookupPlan:
         ]
         self.batches = batches
         self.hash_tokens = coord.hash_block_size
-        self.full_groups: list[FullGroup] = []
-        self.tails: list[Tail] = []
-        search_groups = []
-        for group in coord.attention_groups:
-            if isinstance(group.spec, FullAttentionSpec):
-                units = group.spec.block_size // self.hash_tokens
-                self.full_groups.append(FullGroup(group.group_ids, units))
-                search_groups.append(group)
-                continue
-            shape = _tail_shape(group, coord)
-            tail = Tail(group.group_ids, shape.block_tokens // self.hash_tokens, shape)
-            self.tails.append(tail)
-            search_groups.append(
-                group._replace(manager_cls=cast(Any, _TailSearch(group, tail)))
-            )
+        self.full_groups = [
+            FullGroup(group.group_ids, group.spec.block_size // self.hash_tokens)
+            for group in coord.attention_groups
+            if _is_full(group)
+        ]
+        self.tails = [
+            _tail(group, coord)
+            for group in coord.attention_groups
+            if not _is_full(group)
+        ]
         self.skips_positions = _may_skip_positions(coord, self.tails)
-        # The coordinator as it is, but for how it searches in sparse groups.
+        # The coordinator as it is, but for who searches in sparse groups.
         self.search = copy.copy(coord)
-        self.search.attention_groups = search_groups
+        self.search.attention_groups = [
+            group
+            if _is_full(group)
+            else group._replace(manager_cls=searched_by_pool(group.manager_cls))
+            for group in coord.attention_groups
+        ]
 
     def max_rpcs(self, num_tokens: int) -> int:
         """Return how many calls to the store a lookup makes at most.
@@ -146,7 +146,7 @@ class LookupPlan:
         return last
 
 
-def _may_skip_positions(coord: JunctionStoreCoordinator, tails: list[Tail]) -> bool:
+def _may_skip_positions(coord: LookupCoordinator, tails: list[Tail]) -> bool:
     """Whether the joint hit is the highest position at which every tail is complete.
 
     Then a search may pass over positions that another group cannot use. Not so with
@@ -170,14 +170,14 @@ def _may_skip_positions(coord: JunctionStoreCoordinator, tails: list[Tail]) -> b
     )
 
 
-def unknown_group(coord: JunctionStoreCoordinator) -> str | None:
+def unknown_group(coord: LookupCoordinator) -> str | None:
     """Say which group keeps a layout from two-phase lookups; None if there is none.
 
     Known are the searches of ``FullAttentionManager``, ``SlidingWindowManager`` and
     ``MambaManager``, also in subclasses that inherit them.
     """
     for group in coord.attention_groups:
-        is_full = isinstance(group.spec, FullAttentionSpec)
+        is_full = _is_full(group)
         known = (
             (FullAttentionManager,) if is_full else (SlidingWindowManager, MambaManager)
         )
@@ -189,6 +189,10 @@ def unknown_group(coord: JunctionStoreCoordinator) -> str | None:
     return None
 
 
+def _is_full(group: StoreSpecGroup) -> bool:
+    return isinstance(group.spec, FullAttentionSpec)
+
+
 def _searches_like(manager_cls: type, known: type) -> bool:
     return issubclass(manager_cls, known) and all(
         getattr(getattr(manager_cls, name), "__func__", None)
@@ -198,7 +202,12 @@ def _searches_like(manager_cls: type, known: type) -> bool:
     )
 
 
-def _tail_shape(group: StoreSpecGroup, coord: JunctionStoreCoordinator) -> TailShape:
+def _tail(group: StoreSpecGroup, coord: LookupCoordinator) -> Tail:
+    shape = _tail_shape(group, coord)
+    return Tail(group.group_ids, shape.block_tokens // coord.hash_block_size, shape)
+
+
+def _tail_shape(group: StoreSpecGroup, coord: LookupCoordinator) -> TailShape:
     spec: Any = group.spec
     if issubclass(group.manager_cls, MambaManager):
         # Under partial hash hits a state can stand for every hash unit.
@@ -219,42 +228,8 @@ def _tail_shape(group: StoreSpecGroup, coord: JunctionStoreCoordinator) -> TailS
     )
 
 
-class TailPool(Protocol):
-    """A pool that searches in sparse groups by itself."""
-
-    def longest_tail_hit(self, tail: Tail, max_length: int, drop: bool) -> int:
-        """Return the longest hit of one sparse group, in tokens."""
-        ...
-
-
-class _TailSearch:
-    """Stands in for the manager class of a sparse group in one coordinator."""
-
-    def __init__(self, group: StoreSpecGroup, tail: Tail) -> None:
-        self._tail = tail
-        self.supports_fine_grained_hash_lookup = (
-            group.manager_cls.supports_fine_grained_hash_lookup
-        )
-        self._may_drop = not issubclass(group.manager_cls, MambaManager)
-
-    def find_longest_cache_hit(
-        self,
-        *,
-        max_length: int,
-        kv_cache_group_ids: list[int],
-        block_pool: "TailPool",
-        drop_eagle_block: bool,
-        **_: Any,
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        length = block_pool.longest_tail_hit(
-            self._tail, max_length, drop_eagle_block and self._may_drop
-        )
-        # Lookups use the length alone.
-        return tuple([] for _ in kv_cache_group_ids), length
-
-
 def plan_lookups(
-    coord: JunctionStoreCoordinator, key_prefixes: Sequence[tuple[str, ...]]
+    coord: LookupCoordinator, key_prefixes: Sequence[tuple[str, ...]]
 ) -> LookupPlan | None:
     """Return the plan of a layout; None, with a warning, if it needs one phase."""
     if reason := unknown_group(coord):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from vllm.junctions.lookup.report import LookupOutcome, LookupReport
+from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one store lookup knows of the keys that it may ask for."""
+"""The keys that one store lookup may ask for, and what the store answered."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,15 +31,15 @@ class Wanted(NamedTuple):
     all_ranks: bool = True
 
 
-class KnownKeys:
-    """By group and hash unit: whether the store has the key, as far as it was asked.
+class AskedKeys:
+    """Asks for keys; by group and hash unit, whether the store has them.
 
     Attributes:
         states: For each group one byte a hash unit.
+        num_units: Hash units that the lookup asks for at most.
 
     Args:
         key_stems: For each group, what keys begin with, one a rank namespace.
-        num_units: Hash units that the lookup asks for at most.
         block_hashes: One per hash unit; read only for keys that are asked for.
         ask: The call to the store.
     """
@@ -47,12 +47,11 @@ class KnownKeys:
     def __init__(
         self,
         key_stems: Sequence[Sequence[str]],
-        num_units: int,
         block_hashes: Sequence[BlockHash],
         ask: Ask,
     ) -> None:
-        self.states = [bytearray(num_units) for _ in key_stems]
-        self._num_units = num_units
+        self.num_units = len(block_hashes)
+        self.states = [bytearray(self.num_units) for _ in key_stems]
         self._key_stems = key_stems
         self._block_hashes = block_hashes
         self._ask_store = ask
@@ -121,7 +120,7 @@ class KnownKeys:
         units = tail.units_per_block
         rows = (first + 1) * units - 1 - np.arange(count)[:, None] * (step * units)
         index = rows + np.arange(length) * units
-        outside = (index < 0) | (index >= self._num_units)
+        outside = (index < 0) | (index >= self.num_units)
         index[outside] = 0
         found = []
         for group_id in tail.group_ids:
