@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "keep junctions locally, store nothing there",
         "store/scheduler.py",
-        "JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))",
-        "JunctionReqMeta.of(req_meta, ())",
+        "            self._junction_tracker.get(req_meta.req_id),\n",
+        "            (),\n",
     ),
     Mutation(
         "ignore what the store reports",
@@ -124,14 +124,14 @@ MUTATIONS = (
     Mutation(
         "no Mamba stop at junctions but the last",
         "core/mamba_chunks.py",
-        "            for stop in stops_of(request)\n",
-        "            for stop in stops_of(request)[-1:]\n",
+        "            for stop in stops\n",
+        "            for stop in stops[-1:]\n",
     ),
     Mutation(
         "stop Mamba chunks before siblings that enter with them",
         "core/mamba_chunks.py",
-        "if not junctions or _a_sibling_waits(self, request, junctions[0]):",
-        "if not junctions:",
+        "lambda position: not _a_sibling_waits(self, request, position)",
+        "lambda position: True",
         ("tests/engine/test_repairs.py",),
     ),
     Mutation(

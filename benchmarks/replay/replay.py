@@ -21,12 +21,9 @@ from benchmarks.replay.keys import Answers, KeySpace, PromptBlocks
 from benchmarks.replay.layouts import ModelLayout
 from benchmarks.replay.policies import Policy
 from benchmarks.replay.trace import Prompt, Prompts
+from vllm.junctions.rules.best_tails import dense_span_tokens
 from vllm.junctions.rules.boundaries import merge_boundaries
-from vllm.junctions.rules.placement import (
-    FinishedLookup,
-    TailPlacement,
-    dense_span_tokens,
-)
+from vllm.junctions.rules.placement import FinishedLookup, TailPlacement
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
 Router = Literal["round-robin", "sticky"]

@@ -108,6 +108,33 @@ class PrefixOwners:
         return self._owners.get(prefix_key(self._marks[index - 1])) if index else None
 
 
+class UnusedTails:
+    """Tails that nobody has hit yet, by what the prefix below goes by.
+
+    Bounded: the oldest go first.
+    """
+
+    def __init__(self, max_tails: int = 1 << 12) -> None:
+        self._max_tails = max_tails
+        self._without_tokens: OrderedDict[Hashable, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._without_tokens)
+
+    def add(self, key: Hashable, without_tokens: int) -> None:
+        """Remember a tail, and what its first user would hit without it."""
+        self._without_tokens[key] = without_tokens
+        if len(self._without_tokens) > self._max_tails:
+            self._without_tokens.popitem(last=False)
+
+    def take(self, key: Hashable) -> int | None:
+        """Return what a tail's first user would hit without it, once.
+
+        None: no such tail is known, or somebody has hit it before.
+        """
+        return self._without_tokens.pop(key, None)
+
+
 class PartingRates:
     """How often, and how far from a prompt's end, its next sibling parts from it.
 

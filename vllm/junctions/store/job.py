@@ -2,7 +2,8 @@
 """One store job as the sender runs it: its masks, and what junctions made it put."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import ReqMeta
@@ -10,6 +11,10 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 
 from vllm.junctions.metrics.counted import (
+    DECLARED,
+    EXTRA_BYTES,
+    EXTRA_SOURCES,
+    PREDICTED,
     TAIL_BLOCKS,
     TAIL_BYTES,
     TAILS_SKIPPED,
@@ -20,8 +25,8 @@ from vllm.junctions.store.coordinator import GroupMasks, JunctionStoreCoordinato
 if TYPE_CHECKING:
     from vllm.junctions.store.worker import JunctionSendingThread
 
-# Group and number of tokens before the block: one block of a tail.
-_Block = tuple[int, int]
+# What named its junction, group and number of tokens before the block: one of a tail.
+_Block = tuple[str, int, int]
 
 
 class JunctionJob:
@@ -41,7 +46,14 @@ class JunctionJob:
     ) -> None:
         self._sender = sender
         self._req_meta = req_meta
-        self._boundaries = boundaries
+        declared = getattr(req_meta, DECLARED, ())
+        predicted = getattr(req_meta, PREDICTED, ())
+        # A tail of several counts for the first of them.
+        self._positions_by_source = {
+            "found": [p for p in boundaries if p not in (*declared, *predicted)],
+            DECLARED: declared,
+            PREDICTED: predicted,
+        }
         self._counters = counters
         self._blocks_by_key: dict[str, _Block] = {}
         self._num_gone = 0
@@ -56,18 +68,27 @@ class JunctionJob:
     ) -> GroupMasks:
         layout = self.coord.layout
         stock = layout.store_mask(aligned_token_len, start_token, num_prompt_tokens)
-        masks = layout.with_junction_tails(
-            stock, aligned_token_len, start_token, self._boundaries
-        )
-        for group_id, (mask, before) in enumerate(zip(masks, stock, strict=True)):
-            if mask == before or mask is None or before is None:
-                continue
-            tail = [keep and not kept for keep, kept in zip(mask, before, strict=True)]
-            self._expect_tail(group_id, tail, aligned_token_len, start_token)
+        masks = stock
+        for source, positions in self._positions_by_source.items():
+            before, masks = (
+                masks,
+                layout.with_junction_tails(
+                    masks, aligned_token_len, start_token, positions
+                ),
+            )
+            for group_id, tail in _added(before, masks):
+                self._expect_tail(
+                    source, group_id, tail, aligned_token_len, start_token
+                )
         return masks
 
     def _expect_tail(
-        self, group_id: int, tail: list[bool], token_len: int, start_token: int
+        self,
+        source: str,
+        group_id: int,
+        tail: list[bool],
+        token_len: int,
+        start_token: int,
     ) -> None:
         sender, meta = self._sender, self._req_meta
         if not sender.group_participates[group_id]:
@@ -90,10 +111,10 @@ class JunctionJob:
             layout = database.store_layout
             for shard_id in layout.local_shard_ids:
                 key = layout.key_for(shard_id, block_hash)
-                self._blocks_by_key[key] = (group_id, start)
+                self._blocks_by_key[key] = (source, group_id, start)
 
-    def states_at_junctions(self) -> ReqMeta:
-        """Return the job with no boundary puts but Mamba states at junctions.
+    def states_at_junctions(self) -> Iterator[tuple[str, ReqMeta]]:
+        """Yield the job with no boundary puts but Mamba states, source by source.
 
         A state that lies on a replay boundary of the request's own is stock's.
         """
@@ -105,19 +126,20 @@ class JunctionJob:
                 layout.lcm_block_size,
                 use_eagle=bool(layout.eagle_group_ids),
             )
-        states = copy.copy(meta)
-        states.boundary_puts = [
-            put
-            for put in meta.boundary_puts or []
-            if put.num_tokens in self._boundaries
-            and put.num_tokens not in own
-            and put.group_id in layout.mamba_group_ids
-        ]
-        return states
+        for source, positions in self._positions_by_source.items():
+            states = copy.copy(meta)
+            states.boundary_puts = [
+                put
+                for put in meta.boundary_puts or []
+                if put.num_tokens in positions
+                and put.num_tokens not in own
+                and put.group_id in layout.mamba_group_ids
+            ]
+            yield source, states
 
-    def expect_state(self, key: str) -> None:
+    def expect_state(self, source: str, key: str) -> None:
         """Count ``key`` as a junction's if the job puts it."""
-        self._blocks_by_key[key] = (-1, len(self._blocks_by_key))
+        self._blocks_by_key[key] = (source, -1, len(self._blocks_by_key))
 
     def saved(self) -> None:
         """The job is done: what could not be saved is not tried again."""
@@ -131,15 +153,27 @@ class JunctionJob:
         if not self._blocks_by_key:
             return
         blocks: set[_Block] = set()
-        num_bytes = 0
+        num_bytes: Counter[str] = Counter()
         for key, size, status in zip(keys, sizes, res, strict=False):
             block = self._blocks_by_key.get(key)
             if block is not None and status >= 0:
                 blocks.add(block)
-                num_bytes += sum(size)
+                num_bytes[block[0]] += sum(size)
         if blocks:
             self._counters.add(TAIL_BLOCKS, len(blocks))
-            self._counters.add(TAIL_BYTES, num_bytes)
+            self._counters.add(TAIL_BYTES, num_bytes.total())
+        for source in EXTRA_SOURCES & num_bytes.keys():
+            self._counters.add(EXTRA_BYTES, num_bytes[source], source)
+
+
+def _added(before: GroupMasks, after: GroupMasks) -> Iterator[tuple[int, list[bool]]]:
+    """Yield group id and mask of what a mask has more than the one before."""
+    for group_id, (kept, mask) in enumerate(zip(before, after, strict=True)):
+        if mask != kept and mask is not None and kept is not None:
+            yield (
+                group_id,
+                [new and not old for new, old in zip(mask, kept, strict=True)],
+            )
 
 
 class _JobCoordinator:

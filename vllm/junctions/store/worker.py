@@ -327,8 +327,9 @@ class JunctionSendingThread(KVCacheStoreSendingThread):
 
     def _boundary_puts(self, req_meta: ReqMeta) -> list[Any]:
         if self._job is not None:
-            for key, *_ in super()._boundary_puts(self._job.states_at_junctions()):
-                self._job.expect_state(key)
+            for source, states in self._job.states_at_junctions():
+                for key, *_ in super()._boundary_puts(states):
+                    self._job.expect_state(source, key)
         return super()._boundary_puts(req_meta)
 
     def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:

@@ -22,6 +22,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from vllm.junctions.lookup.shapes import tail_shape
 from vllm.junctions.rules.tails import TailShape
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
@@ -101,7 +102,7 @@ class LookupPlan:
                 self.full_groups.append(FullGroup(group.group_ids, units))
                 search_groups.append(group)
                 continue
-            shape = _tail_shape(group, coord)
+            shape = tail_shape(group, coord)
             tail = Tail(group.group_ids, shape.block_tokens // self.hash_tokens, shape)
             self.tails.append(tail)
             search_groups.append(
@@ -195,27 +196,6 @@ def _searches_like(manager_cls: type, known: type) -> bool:
         is getattr(getattr(known, name), "__func__", None)
         for name in ("find_longest_cache_hit", "_contiguous_blocks_for_hit")
         if hasattr(known, name)
-    )
-
-
-def _tail_shape(group: StoreSpecGroup, coord: JunctionStoreCoordinator) -> TailShape:
-    spec: Any = group.spec
-    if issubclass(group.manager_cls, MambaManager):
-        # Under partial hash hits a state can stand for every hash unit.
-        block_tokens = min(spec.block_size, coord.align_unit)
-        return TailShape(block_tokens, coord.align_unit, (1, 1))
-    manager_cls = cast(type[SlidingWindowManager], group.manager_cls)
-    without, with_proof = (
-        max(
-            manager_cls._contiguous_blocks_for_hit(
-                spec.sliding_window, spec.block_size, drop
-            ),
-            1,
-        )
-        for drop in (False, True)
-    )
-    return TailShape(
-        spec.block_size, coord.align_unit, (without, with_proof), group.use_eagle
     )
 
 
