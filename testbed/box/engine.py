@@ -185,9 +185,17 @@ class BoxEngine:
     # Requests
 
     def _make_request(
-        self, prompt: list[int], request_id: str, max_tokens: int, **fields: Any
+        self,
+        prompt: list[int],
+        request_id: str,
+        max_tokens: int,
+        kv_transfer_params: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        if kv_transfer_params is not None:
+            # Where vLLM's front end puts them.
+            params.extra_args = {"kv_transfer_params": kv_transfer_params}
         params.update_from_generation_config({}, 2)
         return Request(
             request_id=request_id,
@@ -207,7 +215,8 @@ class BoxEngine:
     ) -> Served:
         """Queue a request; it runs in the steps that follow.
 
-        ``fields`` are further ones of ``Request``: ``resumable``, ``cache_salt``, ...
+        ``fields`` are ``kv_transfer_params``, as a client sends them, and further ones
+        of ``Request``: ``resumable``, ``cache_salt``, ...
         """
         request = self._make_request(prompt, request_id, max_tokens, **fields)
         served = Served(request_id, Sequence(prompt, self.layout.hash_tokens))
@@ -357,9 +366,11 @@ class BoxEngine:
             self.step()
         raise Stuck(f"{self.name}: requests are still running")
 
-    def serve(self, prompt: list[int], request_id: str, max_tokens: int = 1) -> Served:
-        """Run one request to its end, saves included."""
-        served = self.add(prompt, request_id, max_tokens)
+    def serve(
+        self, prompt: list[int], request_id: str, max_tokens: int = 1, **fields: Any
+    ) -> Served:
+        """Run one request to its end, saves included; ``fields`` as for ``add``."""
+        served = self.add(prompt, request_id, max_tokens, **fields)
         self.run()
         return served
 
