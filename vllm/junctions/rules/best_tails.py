@@ -31,10 +31,10 @@ def dense_span_tokens(tails: Iterable[TailShape], scheduler_block_size: int) -> 
 
 
 @lru_cache(maxsize=256)
-def _upper_only(num_positions: int) -> np.ndarray:
-    """Return what rules out tails that are not below another: 0, or minus infinity."""
+def _price_of_lower(num_positions: int, price_tokens: float) -> np.ndarray:
+    """Return what a further tail costs: its price below the other, else infinity."""
     is_lower = np.tri(num_positions, k=-1, dtype=bool)
-    return np.where(is_lower, 0.0, -np.inf)
+    return np.where(is_lower, price_tokens, np.inf)
 
 
 def best_tails(
@@ -75,12 +75,11 @@ def best_tails(
     if max_tails > 1:
         # added[b, a]: what the next lower tail at b adds to one at a.
         added = by_one[:, None] - gained.T
-        added += _upper_only(len(positions)) - price_tokens
-        order = np.arange(len(positions))
+        added -= _price_of_lower(len(positions), price_tokens)
         for _ in range(max_tails - 1):
             totals = values[-1] + added
             above.append(totals.argmax(axis=1))
-            values.append(totals[order, above[-1]])
+            values.append(totals.max(axis=1))
     num_tails = int(np.argmax([value.max() for value in values])) + 1
     index = int(values[num_tails - 1].argmax())
     if values[num_tails - 1][index] <= 0:
