@@ -31,7 +31,8 @@ setup:
 	@bash tools/setup.sh
 
 demo: setup
-	@$(PY) -m benchmarks.demo --model $(MODEL) $(if $(PATCHED),--patched)
+	@$(PY) -m benchmarks.demo --model $(MODEL) $(if $(PATCHED),--patched) \
+	  $(if $(DECLARED),--declared)
 
 bench-gsm8k: setup
 	@$(PY) -m benchmarks.gsm8k_shared_prefix --arms $(ARMS) --dtype $(DTYPE) \

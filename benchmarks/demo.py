@@ -46,7 +46,11 @@ def _server_settings(side: str, patched: Path | None) -> dict[str, Any]:
 
 
 def run_side(
-    model: TinyModel, side: str, work_dir: Path, patched: Path | None = None
+    model: TinyModel,
+    side: str,
+    work_dir: Path,
+    patched: Path | None = None,
+    declared: bool = False,
 ) -> ProbeReport:
     """Probe one side on a store and a server of its own."""
     side_dir = work_dir / side
@@ -63,19 +67,23 @@ def run_side(
                 raise junction_probe.ProbeError("the overlay is loaded as well")
             args = junction_probe.parse_args(["--base-url", server.base_url])
             args.block_tokens = model.block_tokens
+            args.declare = declared
             return junction_probe.probe(args)
 
 
-def failures(model: TinyModel, reports: dict[str, ProbeReport]) -> list[str]:
+def failures(
+    model: TinyModel, reports: dict[str, ProbeReport], declared: bool = False
+) -> list[str]:
     """Say in words what does not hold; empty when the demo shows what it should."""
     found = []
+    expected_to_hit = "BCD" if declared else "CD"
     stock, ours = reports["stock"].rows, reports["junctions"].rows
     for row in stock:
         if row.name in "BCD" and row.store_hit_tokens:
             found.append(f"stock sibling {_label(row)} hit {row.store_hit_tokens}")
     for row in ours:
         expected = model.expected_hit_tokens(row.shared_tokens)
-        if row.name in "CD" and row.store_hit_tokens != expected:
+        if row.name in expected_to_hit and row.store_hit_tokens != expected:
             found.append(
                 f"sibling {_label(row)} hit {row.store_hit_tokens}, not {expected}"
             )
@@ -99,11 +107,21 @@ def _label(row: ProbeRow) -> str:
     return f"{row.name} (d={row.diverge_tokens})"
 
 
+# Why siblings hit with junctions: found by a lookup, or declared.
+_WHY = {
+    False: "With junctions, B's lookup reports where A and B part, B keeps the tails "
+    "there, and every later sibling hits",
+    True: "A declares where its siblings part, keeps the tails there, and its first "
+    "sibling hits",
+}
+
+
 def print_comparison(
     model: TinyModel,
     reports: dict[str, ProbeReport],
     console: Console,
     ours_name: str = "junctions",
+    declared: bool = False,
 ) -> None:
     """Print both sides in one table, and what they mean."""
     table = Table(title=f"Tokens loaded from the Mooncake store: {model.summary}")
@@ -130,14 +148,13 @@ def print_comparison(
         )
     console.print(table)
     report = reports["junctions"]
-    first = next(row for row in report.rows if row.name == "C")
+    first = next(row for row in report.rows if row.name == ("B" if declared else "C"))
     console.print(
         f"A, B, C and D share a prefix of {report.prefix_tokens} tokens and d tokens "
         "more; the local cache is reset before each request, as on a fresh instance. "
         "Stock vLLM stores sliding-window tails only where a replay of the same "
-        "prompt could resume, so a sibling hits nothing. With junctions, B's lookup "
-        "reports where A and B part, B keeps the tails there, and every later "
-        f"sibling hits: C loads {first.store_hit_tokens} of {first.prompt_tokens} "
+        f"prompt could resume, so a sibling hits nothing. {_WHY[declared]}: "
+        f"{first.name} loads {first.store_hit_tokens} of {first.prompt_tokens} "
         f"tokens (d={first.diverge_tokens}). A's own replay is as before. Siblings "
         f"reach at least {report.tail_tokens} tokens past the point where they part "
         f"({report.scheduler_block_tokens} tokens per scheduler block): shorter ones "
@@ -154,21 +171,25 @@ def _demo_rows(report: ProbeReport) -> list[DemoRow]:
 
 
 def run(
-    model: TinyModel, json_path: Path, work_dir: Path, patched: Path | None = None
+    model: TinyModel,
+    json_path: Path,
+    work_dir: Path,
+    patched: Path | None = None,
+    declared: bool = False,
 ) -> int:
     """Run both sides, print, check and write the result; return an exit status."""
     console = Console()
     reports = {}
     for side in _SIDES:
         console.print(f"{side}: starting mooncake_master and a vLLM server ...")
-        reports[side] = run_side(model, side, work_dir, patched)
+        reports[side] = run_side(model, side, work_dir, patched, declared)
     result = DemoResult(**{side: _demo_rows(reports[side]) for side in _SIDES})
     json_path.parent.mkdir(parents=True, exist_ok=True)
     json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     ours_name = "junctions" if patched is None else "patched"
-    print_comparison(model, reports, console, ours_name)
+    print_comparison(model, reports, console, ours_name, declared)
     console.print(f"Written to {json_path}")
-    problems = failures(model, reports)
+    problems = failures(model, reports, declared)
     for problem in problems:
         console.print(f"[bold red]NOT AS EXPECTED:[/] {problem}")
     return 1 if problems else 0
@@ -202,9 +223,16 @@ def main(argv: list[str] | None = None) -> int:
         help="a vLLM with the in-tree series, without this package, beside stock",
     )
     parser.add_argument(
+        "--declared",
+        action="store_true",
+        help="A declares where its siblings part: the first one, B, hits",
+    )
+    parser.add_argument(
         "--keep-logs", action="store_true", help="keep the servers' logs, say where"
     )
     args = parser.parse_args(argv)
+    if args.declared and (args.model == SEED_TABLE or args.patched):
+        parser.error("--declared needs a model, and this package")
     if args.model == SEED_TABLE:
         # It sets up its process for an engine in a box, which servers would inherit.
         from benchmarks import seed_table
@@ -219,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     keep = args.keep_logs
     try:
         patched = _patched_vllm() if args.patched else None
-        return run(MODELS[args.model], args.json, work_dir, patched)
+        return run(MODELS[args.model], args.json, work_dir, patched, args.declared)
     except (ProcessFailed, junction_probe.ProbeError, httpx.HTTPError) as error:
         keep = True
         print(f"demo: {error}", file=sys.stderr)

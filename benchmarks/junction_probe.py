@@ -150,8 +150,13 @@ class ServerUnderProbe:
         totals = metric_totals(self._http.get("/metrics").text, names)
         return {name: totals.get(name, 0.0) for name in names}
 
-    def first_token_seconds(self, model: str, prompt: list[int]) -> float:
-        """Send a prompt of token ids; return the time to its first token."""
+    def first_token_seconds(
+        self, model: str, prompt: list[int], declared: list[int] | None = None
+    ) -> float:
+        """Send a prompt of token ids; return the time to its first token.
+
+        ``declared`` are positions up to which later prompts will share with it.
+        """
         body = {
             "model": model,
             "prompt": prompt,
@@ -161,6 +166,8 @@ class ServerUnderProbe:
             "ignore_eos": True,
             "return_token_ids": True,
         }
+        if declared is not None:
+            body["kv_transfer_params"] = {"junctions": declared}
         start = time.perf_counter()
         with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if not answer.is_success:
@@ -202,10 +209,12 @@ class ServerUnderProbe:
                 )
             time.sleep(0.05)
 
-    def measured(self, model: str, prompt: list[int]) -> tuple[int, int, float]:
+    def measured(
+        self, model: str, prompt: list[int], declared: list[int] | None = None
+    ) -> tuple[int, int, float]:
         """Send a prompt; return its local hit, store hit and time to first token."""
         before = self.counters()
-        seconds = self.first_token_seconds(model, prompt)
+        seconds = self.first_token_seconds(model, prompt, declared)
         return *self.hits_since(before, len(prompt)), seconds
 
 
@@ -314,7 +323,8 @@ def probe(args: argparse.Namespace) -> ProbeReport:
             for name in (*prompts, "A again"):
                 prompt = prompts[name.removesuffix(" again")]
                 server.reset_local_cache()
-                local, store, seconds = server.measured(facts.model, prompt)
+                declared = [shared_tokens] if args.declare and name == "A" else None
+                local, store, seconds = server.measured(facts.model, prompt, declared)
                 tails = replay_tails(len(prompt), block_tokens, facts.eagle)
                 rows.append(
                     ProbeRow(
@@ -403,6 +413,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=_positive,
         help="tokens per scheduler block, where the server does not tell it right "
         "(LCM of all groups' block sizes; its log says 'kv lcm block sizes')",
+    )
+    parser.add_argument(
+        "--declare",
+        action="store_true",
+        help="A declares how far it shares: its first sibling can hit there",
     )
     parser.add_argument("--first-token-id", type=_positive, default=100)
     parser.add_argument("--last-token-id", type=_positive, default=999)

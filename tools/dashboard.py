@@ -82,9 +82,40 @@ ROWS: dict[str, tuple[Chart, ...]] = {
         ),
         Chart(
             "Junctions found",
-            "Where siblings part, by the lookup that saw it.",
+            "Where siblings part, by the lookup that saw it, or by who said so before.",
             "ops",
             (Query(_sum("junctions_found_total", "source"), "{{source}}"),),
+        ),
+    ),
+    "Do first siblings hit?": (
+        Chart(
+            "First siblings served",
+            "Requests that were the first to hit a declared or predicted tail.",
+            "ops",
+            (Query(_sum("junctions_first_siblings_total", "source"), "{{source}}"),),
+            is_stacked=True,
+        ),
+        Chart(
+            "What that saved and cost",
+            "Tokens that first siblings did not compute, and bytes put for all tails "
+            "that were declared or predicted.",
+            "short",
+            (
+                Query(
+                    _sum("junctions_first_sibling_tokens_total", "source"),
+                    "tokens saved, {{source}}",
+                ),
+                Query(
+                    _sum("junctions_extra_tail_bytes_saved_total", "source"),
+                    "bytes put, {{source}}",
+                ),
+            ),
+        ),
+        Chart(
+            "Declared positions ignored",
+            "What clients declared that cannot be a position, by reason.",
+            "ops",
+            (Query(_sum("junctions_declared_ignored_total", "reason"), "{{reason}}"),),
         ),
     ),
     "What is lost to a lagging group?": (

@@ -9,6 +9,7 @@ TESTS = (
     "tests/engine/test_mamba.py",
     "tests/engine/test_faults.py",
 )
+FIRST_SIBLING_TESTS = ("tests/engine/test_first_siblings.py",)
 LOOKUP_TESTS = (
     "tests/unit/rules/test_tails.py",
     "tests/unit/lookup/two_phase/test_search.py",
@@ -112,8 +113,8 @@ MUTATIONS = (
     Mutation(
         "keep junctions locally, store nothing there",
         "store/scheduler.py",
-        "JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))",
-        "JunctionReqMeta.of(req_meta, ())",
+        "            self._junction_tracker.get(req_meta.req_id),\n",
+        "            (),\n",
     ),
     Mutation(
         "ignore what the store reports",
@@ -124,15 +125,43 @@ MUTATIONS = (
     Mutation(
         "no Mamba stop at junctions but the last",
         "core/mamba_chunks.py",
-        "            for stop in stops_of(request)\n",
-        "            for stop in stops_of(request)[-1:]\n",
+        "            for stop in stops\n",
+        "            for stop in stops[-1:]\n",
     ),
     Mutation(
         "stop Mamba chunks before siblings that enter with them",
         "core/mamba_chunks.py",
-        "if not junctions or _a_sibling_waits(self, request, junctions[0]):",
-        "if not junctions:",
+        "lambda position: not _a_sibling_waits(self, request, position)",
+        "lambda position: True",
         ("tests/engine/test_repairs.py",),
+    ),
+    Mutation(
+        "let declared positions take the stops of found ones",
+        "rules/boundaries.py",
+        "        stops += more[-room:] if room > 0 else []\n",
+        "        stops = [*stops, *more][-2:]\n",
+        FIRST_SIBLING_TESTS,
+    ),
+    Mutation(
+        "declare without room for the proof block",
+        "rules/declared.py",
+        "(entry - proof_tokens) // scheduler_block_size",
+        "entry // scheduler_block_size",
+        FIRST_SIBLING_TESTS,
+    ),
+    Mutation(
+        "take a request that resumes for a sibling of itself",
+        "store/first_siblings.py",
+        "if request.request_id in self._extra_by_request:\n",
+        "if False:\n",
+        FIRST_SIBLING_TESTS,
+    ),
+    Mutation(
+        "place predicted tails on top of four declared ones",
+        "store/first_siblings.py",
+        "self._placement.place(seen, MAX_TAILS - len(declared))",
+        "self._placement.place(seen)",
+        FIRST_SIBLING_TESTS,
     ),
     Mutation(
         "whoever waits with blocks gives them back, sessions that wait for input too",

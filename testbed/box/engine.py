@@ -404,9 +404,11 @@ class BoxEngine:
             self.step()
         raise Stuck(f"{self.name}: requests are still running")
 
-    def serve(self, prompt: list[int], request_id: str, max_tokens: int = 1) -> Served:
-        """Run one request to its end, saves included."""
-        served = self.add(prompt, request_id, max_tokens)
+    def serve(
+        self, prompt: list[int], request_id: str, max_tokens: int = 1, **fields: Any
+    ) -> Served:
+        """Run one request to its end, saves included; ``fields`` as for ``add``."""
+        served = self.add(prompt, request_id, max_tokens, **fields)
         self.run()
         return served
 

@@ -5,6 +5,7 @@ import os
 import random
 import uuid
 from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 
@@ -40,6 +41,7 @@ def ask(
     prompt: list[int],
     max_tokens: int = 8,
     cache_salt: str | None = None,
+    kv_transfer_params: dict[str, Any] | None = None,
 ) -> Answer:
     """Send a prompt alone; return its answer and what it hit.
 
@@ -47,7 +49,7 @@ def ask(
     """
     probe = ServerUnderProbe(server.base_url)
     before = probe.counters()
-    answer = complete(server, prompt, max_tokens, cache_salt)
+    answer = complete(server, prompt, max_tokens, cache_salt, kv_transfer_params)
     local, store = probe.hits_since(before, len(prompt))
     return replace(answer, local_hit_tokens=local, store_hit_tokens=store)
 
@@ -57,12 +59,14 @@ def complete(
     prompt: list[int],
     max_tokens: int = 8,
     cache_salt: str | None = None,
+    kv_transfer_params: dict[str, Any] | None = None,
 ) -> Answer:
     """Send a prompt; return its answer, whose hits stay 0.
 
     For requests that are looked up more than once: the server's counters then count
     every time, so what was hit in the end cannot be told.
     """
+    optional = {"cache_salt": cache_salt, "kv_transfer_params": kv_transfer_params}
     reply = httpx.post(
         f"{server.base_url}/v1/completions",
         json={
@@ -75,7 +79,7 @@ def complete(
             # Servers of the test bed have no tokenizer.
             "return_tokens_as_token_ids": True,
             "return_token_ids": True,
-            **({} if cache_salt is None else {"cache_salt": cache_salt}),
+            **{name: value for name, value in optional.items() if value is not None},
         },
         timeout=300,
     )

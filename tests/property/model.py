@@ -9,6 +9,7 @@ without a look at the code under test: no clever search, no masks.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.box import BoxEngine, Group, Layout
 from testbed.box.memory_store import MemoryStore
@@ -41,6 +42,11 @@ class ReuseModel:
             layout.hash_tokens if self.partial_hits else self.block_tokens
         )
         self.dropping = _dropping_groups(layout)
+
+    @property
+    def has_chunk_stops(self) -> bool:
+        """Whether chunks have to end where something is kept."""
+        return self._layout.has_mamba
 
     def proof_tokens(self, group_id: int) -> int:
         """Tokens above a position that a group must own too; 0 without a drop."""
@@ -182,19 +188,57 @@ class ReuseModel:
         lower = reuse.longest - self.block_tokens if self.dropping else reuse.longest
         return {p for p in (reuse.longest, lower) if p > reuse.joint}
 
-    def kept(self, locally: Reuse, in_store: Reuse) -> set[int]:
+    def kept(
+        self,
+        locally: Reuse,
+        in_store: Reuse,
+        declared: Iterable[int] = (),
+        predicted: Iterable[int] = (),
+    ) -> set[int]:
         """Return the junctions at which a request leaves what later siblings need.
 
         A recurrent state exists only where a prefill chunk ends, and chunks end at two
         junctions at most: at the longest local one, where stock ends them too, and at
-        the longest above it; without a local one, at the last two of the store.
+        the longest above it; without a local one, at the last two of the store. What
+        is left of the two is for the last that the client declared, and then for the
+        last that were predicted.
         """
         local, store = self.junctions(locally), self.junctions(in_store)
         if not self._layout.has_mamba:
-            return local | store
-        if not local:
-            return set(sorted(store)[-2:])
-        return {max(local), *sorted(p for p in store if p > max(local))[-1:]}
+            return local | store | {*declared, *predicted}
+        if local:
+            kept = {max(local), *sorted(p for p in store if p > max(local))[-1:]}
+        else:
+            kept = set(sorted(store)[-2:])
+        for positions in (declared, predicted):
+            room = 2 - len(kept)
+            kept.update(sorted(set(positions) - kept)[-room:] if room else ())
+        return kept
+
+    def declared(self, asked: Any, num_tokens: int, hit_tokens: int) -> set[int]:
+        """Return what a request keeps of what its client declared.
+
+        The highest scheduler block at or below each position at which one who shares
+        up to there can land, and that is stored whole with what proves it. Chunks of
+        recurrent models can move it; see ``rules/boundaries.py``.
+        """
+        if not isinstance(asked, list):
+            return set()
+        proof = self.proof_block_tokens
+        kept, last = set(), 0
+        for position in asked[:4]:
+            is_good = type(position) is int and last < position <= num_tokens
+            if not is_good:
+                continue
+            last = position
+            usable = [
+                start
+                for start in range(0, position + 1, self.block_tokens)
+                if start + proof <= position
+                and start + (self.block_tokens if proof else 0) <= num_tokens
+            ]
+            kept.add(max(usable, default=0))
+        return {position for position in kept if position > hit_tokens}
 
     def tails(self, position: int) -> Iterable[tuple[int, int]]:
         """Yield ``(group id, block end)`` of what sparse groups keep at a position."""

@@ -23,6 +23,7 @@ from testbed.box import (
 )
 
 MAX_PROMPT_BLOCKS = 9
+MAX_PREDICTED = 2
 _MAX_HELD_STEPS = 100
 _TOKENS_PER_PROMPT = 100_000
 
@@ -34,6 +35,8 @@ class Serve:
     engine: int
     prompt: int
     max_tokens: int = 1
+    # What the client declares, good or bad; None for nothing.
+    declared: Any = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Start:
     engine: int
     prompt: int
     max_tokens: int = 1
+    declared: Any = None
 
 
 @dataclass(frozen=True)
@@ -212,10 +216,29 @@ def _length(draw: st.DrawFn, limit: int, block: int) -> int:
     return min(max(blocks * block + off, 0), limit)
 
 
+def declarations(longest: int) -> st.SearchStrategy[Any]:
+    """What clients declare: mostly nothing or positions, now and then anything."""
+    positions = st.lists(st.integers(1, longest), max_size=6)
+    odd = st.one_of(
+        st.integers(-2, 2 * longest),
+        st.sampled_from([True, None, "8", 8.0, [8], {"8": 8}, 1 << 80]),
+    )
+    return st.one_of(
+        st.none(),
+        st.none(),
+        positions.map(sorted),
+        positions,
+        st.lists(odd, max_size=6),
+        odd,
+    )
+
+
 # What happens
 
 
-def _options(draw: st.DrawFn, layout: Layout, num_blocks: int) -> EngineOptions:
+def _options(
+    draw: st.DrawFn, layout: Layout, num_blocks: int, first_siblings: bool
+) -> EngineOptions:
     block = layout.scheduler_block_tokens
     chunk_tokens = draw(
         st.one_of(
@@ -227,7 +250,10 @@ def _options(draw: st.DrawFn, layout: Layout, num_blocks: int) -> EngineOptions:
         num_blocks=num_blocks,
         max_batched_tokens=max(chunk_tokens, 4),
         max_requests=4,
-        extra_config={"lookup_async": draw(st.booleans())},
+        extra_config={
+            "lookup_async": draw(st.booleans()),
+            **({"junctions_predict": MAX_PREDICTED} if first_siblings else {}),
+        },
         load_failure_policy="recompute",
     )
 
@@ -239,14 +265,23 @@ def blocks_for(layout: Layout, num_tokens: int) -> int:
 
 
 @st.composite
-def quiet_scenarios(draw: st.DrawFn) -> Scenario:
-    """One request at a time; nothing is evicted, saves may come late."""
+def quiet_scenarios(draw: st.DrawFn, first_siblings: bool = False) -> Scenario:
+    """One request at a time; nothing is evicted, saves may come late.
+
+    With ``first_siblings`` tails are predicted, and clients declare positions.
+    """
     layout = draw(layouts)
     prompts = draw(prompt_trees(layout))
     num_engines = draw(st.integers(1, 2))
     engines = st.integers(0, num_engines - 1)
+    longest = max(len(prompt) for prompt in prompts)
+    declared = declarations(longest) if first_siblings else st.none()
     serve = st.builds(
-        Serve, engines, st.integers(0, len(prompts) - 1), st.sampled_from([1, 1, 3])
+        Serve,
+        engines,
+        st.integers(0, len(prompts) - 1),
+        st.sampled_from([1, 1, 3]),
+        declared,
     )
     event = st.one_of(
         serve,
@@ -256,19 +291,24 @@ def quiet_scenarios(draw: st.DrawFn) -> Scenario:
         st.builds(HoldSaves, engines),
         st.builds(ReleaseSaves, engines),
     )
-    order = [Serve(draw(engines), index) for index in range(len(prompts))]
+    order = [
+        Serve(draw(engines), index, declared=draw(declared))
+        for index in range(len(prompts))
+    ]
     events = (*order, *draw(st.lists(event, max_size=6)))
     # No more than are needed: vLLM makes an object of each.
-    longest = max(len(prompt) for prompt in prompts)
     num_blocks = len(events) * blocks_for(layout, longest + 4) + 1
-    return Scenario(
-        layout, prompts, events, _options(draw, layout, num_blocks), num_engines
-    )
+    options = _options(draw, layout, num_blocks, first_siblings)
+    return Scenario(layout, prompts, events, options, num_engines)
 
 
 @st.composite
-def rough_scenarios(draw: st.DrawFn, gets_fail: bool = False) -> Scenario:
+def rough_scenarios(
+    draw: st.DrawFn, gets_fail: bool = False, first_siblings: bool = False
+) -> Scenario:
     """Anything goes: little memory, preemption, evictions, failing gets.
+
+    With ``first_siblings`` tails are predicted, and clients declare positions.
 
     Gets do not fail on stock instances, which can wait for ever then; see
     ``tests/engine/test_faults.py``. An instance with nothing to gain is one.
@@ -280,10 +320,12 @@ def rough_scenarios(draw: st.DrawFn, gets_fail: bool = False) -> Scenario:
     indices = st.integers(0, len(prompts) - 1)
     max_tokens = st.sampled_from([1, 2, layout.scheduler_block_tokens + 1])
     group = st.one_of(st.none(), st.integers(0, len(layout.groups) - 1))
+    longest = max(len(prompt) for prompt in prompts)
+    declared = declarations(longest) if first_siblings else st.none()
     events = [
-        st.builds(Serve, engines, indices, max_tokens),
-        st.builds(Start, engines, indices, max_tokens),
-        st.builds(Start, engines, indices, max_tokens),
+        st.builds(Serve, engines, indices, max_tokens, declared),
+        st.builds(Start, engines, indices, max_tokens, declared),
+        st.builds(Start, engines, indices, max_tokens, declared),
         st.builds(Steps, engines, st.integers(1, 4)),
         st.builds(Preempt, engines, st.integers(1, 4)),
         st.builds(ResetLocal, engines),
@@ -295,14 +337,13 @@ def rough_scenarios(draw: st.DrawFn, gets_fail: bool = False) -> Scenario:
         groups = st.integers(0, len(layout.groups) - 1)
         events.append(st.builds(FailGets, groups, st.integers(1, 3)))
     event = st.one_of(events)
-    longest = max(len(prompt) for prompt in prompts)
     enough = blocks_for(layout, longest + layout.scheduler_block_tokens + 1)
     num_blocks = enough + draw(st.integers(0, enough))
     return Scenario(
         layout,
         prompts,
         tuple(draw(st.lists(event, min_size=3, max_size=14))),
-        _options(draw, layout, num_blocks),
+        _options(draw, layout, num_blocks, first_siblings),
         num_engines,
     )
 
@@ -377,7 +418,7 @@ class Run:
     def _Serve(self, event: Serve) -> Any:
         engine = self.engine(event.engine)
         prompt = list(self.scenario.prompts[event.prompt])
-        served = engine.add(prompt, self._next_id(), event.max_tokens)
+        served = engine.add(prompt, self._next_id(), event.max_tokens, **_params(event))
         if _client(engine).saves.held:
             # Held saves hold blocks: there may be too few left to end.
             for _ in range(_MAX_HELD_STEPS):
@@ -389,7 +430,9 @@ class Run:
 
     def _Start(self, event: Start) -> None:
         prompt = list(self.scenario.prompts[event.prompt])
-        self.engine(event.engine).add(prompt, self._next_id(), event.max_tokens)
+        self.engine(event.engine).add(
+            prompt, self._next_id(), event.max_tokens, **_params(event)
+        )
 
     def _Steps(self, event: Steps) -> None:
         for _ in range(event.count):
@@ -417,6 +460,12 @@ class Run:
 
     def _FailGets(self, event: FailGets) -> None:
         self.box.store.fail_gets(event.group, event.count)
+
+
+def _params(event: Serve | Start) -> dict[str, Any]:
+    if event.declared is None:
+        return {}
+    return {"kv_transfer_params": {"junctions": event.declared}}
 
 
 def _client(engine: BoxEngine) -> Any:

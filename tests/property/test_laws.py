@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 
 from hypothesis import assume, event, given
 
-from testbed.box import BoxEngine, Side, WrongKV
+from testbed.box import BoxEngine, Served, Side, WrongKV
 from tests.property.model import ReuseModel, in_local_cache, in_store
 from tests.property.scenarios import (
+    MAX_PREDICTED,
     Run,
     Scenario,
     Serve,
     quiet_scenarios,
     rough_scenarios,
 )
+from vllm.junctions.core.request import RequestJunctions, junctions_of
+from vllm.junctions.store.scheduler import JunctionStoreScheduler
 
 
-@given(rough_scenarios(gets_fail=True))
+@given(rough_scenarios(gets_fail=True, first_siblings=True))
 def test_nothing_wrong(scenario: Scenario) -> None:
     """No value and no loaded block ever holds another prefix's KV."""
     with Run(scenario, "on") as run, but_for_early_copies(run):
@@ -34,7 +37,7 @@ def test_nothing_wrong(scenario: Scenario) -> None:
             assert_nothing_is_held(engine)
 
 
-@given(rough_scenarios())
+@given(rough_scenarios(first_siblings=True))
 def test_nothing_wrong_beside_instances_without_junctions(scenario: Scenario) -> None:
     """Instances of both kinds can share a store."""
     with (
@@ -74,7 +77,7 @@ def _but_for(run: Run, num_struck: Callable[[BoxEngine], int]) -> Iterator[None]
         raise
 
 
-@given(quiet_scenarios())
+@given(quiet_scenarios(first_siblings=True))
 def test_nothing_missed(scenario: Scenario) -> None:
     """Later siblings hit at least where an earlier request found and kept a junction.
 
@@ -91,9 +94,13 @@ def test_nothing_missed(scenario: Scenario) -> None:
         assert run.box.faults() == []
 
 
-@given(quiet_scenarios())
+@given(quiet_scenarios(first_siblings=True))
 def test_nothing_dense(scenario: Scenario) -> None:
-    """What is stored beyond stock's are tails at junctions, and nothing is less."""
+    """What is stored beyond stock's are tails at junctions, and nothing is less.
+
+    Junctions that were found, declared or predicted, and of the latter two no more
+    than there may be.
+    """
     assert_nothing_dense(scenario, stored(scenario, "stock"), stored(scenario, "on"))
 
 
@@ -144,7 +151,7 @@ def assert_nothing_dense(scenario: Scenario, stock: Stored, ours: Stored) -> Non
     assert extra <= ours.at_junctions | by_chance
 
 
-@given(rough_scenarios())
+@given(rough_scenarios(first_siblings=True))
 def test_off_is_stock(scenario: Scenario) -> None:
     """Switched off, keys, hits and block tables are those of the stock connector."""
     assert traces(scenario, "off") == traces(scenario, "stock")
@@ -240,11 +247,21 @@ def served_one_by_one(run: Run):
         ]
         if served.hit_tokens:
             lost += model.proofs_of_nothing()
+        extra = junctions_of(engine.request(served.request_id))
+        declared = model.declared(
+            step.declared if places_extra_tails(engine) else None,
+            len(prompt),
+            served.hit_tokens,
+        )
+        assert_extra_tails_are_in_bounds(extra, declared, prompt, served, model)
         junctions = model.junctions(in_the_store) | model.junctions(locally)
+        junctions |= {*extra.declared, *extra.predicted}
         promises += [
             _Promise(prompt, position // model.block_tokens * model.block_tokens, i)
             for i in [step.engine]
-            for position in model.kept(locally, in_the_store)
+            for position in model.kept(
+                locally, in_the_store, extra.declared, extra.predicted
+            )
             if position > served.hit_tokens
             and model.found_by_vllm(position // model.block_tokens * model.block_tokens)
             and model.proofs_last(position, chunk_ends)
@@ -259,6 +276,30 @@ def served_one_by_one(run: Run):
             _named(lost, named),
             named,
         )
+
+
+def places_extra_tails(engine: BoxEngine) -> bool:
+    """Whether an instance is one of ours: not stock, switched off or with no gain."""
+    connector = engine.scheduler.connector
+    return isinstance(connector.connector_scheduler, JunctionStoreScheduler)
+
+
+def assert_extra_tails_are_in_bounds(
+    extra: RequestJunctions,
+    declared: set[int],
+    prompt: tuple[int, ...],
+    served: Served,
+    model: ReuseModel,
+) -> None:
+    """What a request declared and was predicted is what the rules allow."""
+    assert len(extra.predicted) <= MAX_PREDICTED
+    assert len(extra.predicted) + len(extra.declared) <= 4
+    for position in (*extra.declared, *extra.predicted):
+        assert served.hit_tokens < position <= len(prompt)
+        assert position % model.block_tokens == 0
+    if not model.has_chunk_stops:
+        assert set(extra.declared) == declared
+    event(f"declared: {len(extra.declared)}, predicted: {len(extra.predicted)}")
 
 
 def _named(

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm.junctions.rules.best_tails import best_tails
 from vllm.junctions.rules.boundaries import junction_boundaries
-from vllm.junctions.rules.placement import FinishedLookup, TailPlacement, best_tails
+from vllm.junctions.rules.placement import FinishedLookup, TailPlacement
 from vllm.junctions.rules.siblings import Owner, PrefixOwners
 
 

@@ -3,6 +3,7 @@ import pytest
 
 from vllm.junctions import ConfigurationError
 from vllm.junctions.config import JunctionsConfig
+from vllm.junctions.rules.placement import MAX_TAILS
 
 
 def test_junctions_are_on_by_default():
@@ -39,6 +40,20 @@ def test_the_lookup_timeout_is_read():
     extra = {"junctions_lookup_timeout_ms": 500}
     config = JunctionsConfig.from_extra_config(extra)
     assert config == JunctionsConfig(junctions_lookup_timeout_ms=500)
+
+
+@pytest.mark.parametrize("value", range(MAX_TAILS + 1))
+def test_a_number_of_predicted_tails_is_read(value):
+    config = JunctionsConfig.from_extra_config({"junctions_predict": value})
+    assert config == JunctionsConfig(junctions_predict=value)
+
+
+@pytest.mark.parametrize("value", [-1, MAX_TAILS + 1, 10**30, True, 1.0, "1", None])
+def test_more_predicted_tails_than_there_can_be_say_what_is_accepted(value):
+    with pytest.raises(ConfigurationError) as error:
+        JunctionsConfig.from_extra_config({"junctions_predict": value})
+    assert repr(value) in str(error.value)
+    assert '"junctions_predict": 0 to 4 (default 0)' in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 3_600_001, 10**30, True, 1.0, "5", None])

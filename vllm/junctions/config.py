@@ -26,6 +26,7 @@ REPAIR_NAMES = (
     "short_puts",
 )
 _LONGEST_TIMEOUT_MS = 3_600_000
+MAX_PREDICTED_TAILS = 4
 
 
 class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +42,8 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         junctions_lookup_timeout_ms: How long the scheduler waits for the answer to
             a store lookup, in milliseconds; then the lookup counts as no hit. A
             lookup of a long prompt takes tens of milliseconds.
+        junctions_predict: Most tails of a prompt that are placed where its first
+            sibling is expected to part, as lookups taught; 0 places none.
     """
 
     junctions: bool = True
@@ -49,6 +52,7 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     junctions_lookup_timeout_ms: Annotated[
         int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
     ] = 2_000
+    junctions_predict: Annotated[int, msgspec.Meta(ge=0, le=MAX_PREDICTED_TAILS)] = 0
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "JunctionsConfig":
@@ -123,6 +127,7 @@ _VALUES = {
     "junctions_lookup": '"two_phase" or "at_once"',
     "junctions_repairs": "true, false or a list of names",
     "junctions_lookup_timeout_ms": f"1 to {_LONGEST_TIMEOUT_MS}",
+    "junctions_predict": f"0 to {MAX_PREDICTED_TAILS}",
 }
 
 

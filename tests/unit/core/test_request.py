@@ -20,8 +20,9 @@ def test_the_tuple_is_the_union_of_all_parts():
     r = request()
     find_locally(r, 256, 512)
     set_junctions(r, store=(512, 3840))
-    set_junctions(r, extra=(1024,))
-    assert r.shared_prefix_boundaries == (256, 512, 1024, 3840)
+    set_junctions(r, declared=(1024,))
+    set_junctions(r, predicted=(2048,))
+    assert r.shared_prefix_boundaries == (256, 512, 1024, 2048, 3840)
 
 
 @pytest.mark.usefixtures("core_hooks")

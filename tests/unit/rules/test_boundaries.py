@@ -2,6 +2,8 @@
 import pytest
 
 from vllm.junctions.rules.boundaries import (
+    at_chunk_end,
+    chunk_stops,
     junction_boundaries,
     merge_boundaries,
     split_valid_boundaries,
@@ -52,3 +54,37 @@ def test_positions_outside_the_request_are_counted_and_dropped():
         (3840, 4000),
         2,
     )
+
+
+@pytest.mark.parametrize(
+    ("local", "found", "declared", "predicted", "stops"),
+    [
+        (0, (), (), (), ()),
+        (304, (), (), (), (304,)),
+        (0, (288, 304), (64,), (128,), (288, 304)),
+        (304, (320, 336), (64,), (128,), (304, 336)),
+        (0, (304,), (64, 128), (192,), (128, 304)),
+        (304, (), (), (64, 128), (128, 304)),
+        (0, (), (64,), (128, 192), (64, 192)),
+        (0, (), (64, 128, 192), (256,), (128, 192)),
+        (0, (304,), (304,), (128,), (128, 304)),
+    ],
+)
+def test_two_stops_and_what_was_found_first(local, found, declared, predicted, stops):
+    assert chunk_stops(local, found, declared, predicted) == stops
+
+
+@pytest.mark.parametrize(
+    ("position", "start", "chunk", "end"),
+    [
+        (8704, 0, 8192, 8192),
+        (12_288, 0, 8192, 12_288),
+        (8192, 0, 8192, 8192),
+        (512, 0, 8192, 512),
+        (8704, 512, 8192, 8704),
+        (9216, 512, 8192, 8704),
+        (8704, 0, 0, 8704),
+    ],
+)
+def test_a_chunk_that_ends_just_below_is_as_good(position, start, chunk, end):
+    assert at_chunk_end(position, start, chunk) == end

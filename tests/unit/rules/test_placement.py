@@ -2,12 +2,8 @@
 import numpy as np
 import pytest
 
-from vllm.junctions.rules.placement import (
-    FinishedLookup,
-    TailPlacement,
-    best_tails,
-    dense_span_tokens,
-)
+from vllm.junctions.rules.best_tails import best_tails, dense_span_tokens
+from vllm.junctions.rules.placement import FinishedLookup, TailPlacement
 from vllm.junctions.rules.tails import TailShape
 
 BLOCK = 256

@@ -22,14 +22,18 @@ def _mamba_block_aligned_split(original: Callable[..., Any]) -> Callable[..., An
     def mamba_block_aligned_split(
         self: Any, request: Any, *args: Any, **kwargs: Any
     ) -> int:
-        junctions = shared_prefix_boundaries(request)
-        if not junctions or _a_sibling_waits(self, request, junctions[0]):
+        if not shared_prefix_boundaries(request):
+            return original(self, request, *args, **kwargs)
+        stops = stops_of(
+            request, lambda position: not _a_sibling_waits(self, request, position)
+        )
+        if not stops:
             return original(self, request, *args, **kwargs)
         # Each call ends the chunk at the earliest of its own stops, so the
         # smallest outcome is the earliest stop of all junctions together.
         return min(
             original(self, with_scalar(request, stop), *args, **kwargs)
-            for stop in stops_of(request)
+            for stop in stops
         )
 
     return mamba_block_aligned_split

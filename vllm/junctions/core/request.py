@@ -7,6 +7,7 @@ the local lookup assigned, for everyone who reads it.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,15 @@ class RequestJunctions:
     Attributes:
         local: Derived at the last local lookup.
         store: Reported by the last finished store lookup.
-        extra: Asked for in advance, by the client or by a prediction.
+        declared: Where the client says that siblings part.
+        predicted: Where the first sibling is expected to part.
         union: All of them, distinct.
     """
 
     local: tuple[int, ...] = ()
     store: tuple[int, ...] = ()
-    extra: tuple[int, ...] = ()
+    declared: tuple[int, ...] = ()
+    predicted: tuple[int, ...] = ()
     union: tuple[int, ...] = ()
 
 
@@ -60,7 +63,7 @@ def shared_prefix_boundaries(request: "Request") -> tuple[int, ...]:
     found = known.union
     if known.local and not request.shared_prefix_boundary:
         # The scheduler did not take the local lookup's junction.
-        found = merge_boundaries(known.store, known.extra)
+        found = merge_boundaries(known.store, known.declared, known.predicted)
     if _is_native(request):
         return merge_boundaries(found, getattr(request, _NAME))
     return found
@@ -71,7 +74,8 @@ def set_junctions(
     *,
     local: tuple[int, ...] | None = None,
     store: tuple[int, ...] | None = None,
-    extra: tuple[int, ...] | None = None,
+    declared: tuple[int, ...] | None = None,
+    predicted: tuple[int, ...] | None = None,
 ) -> None:
     """Replace parts of a request's junctions; the others stay.
 
@@ -82,28 +86,48 @@ def set_junctions(
         request: The request.
         local: What the local lookup found; None leaves it as it is.
         store: What the store lookup reported, likewise.
-        extra: What was asked for in advance, likewise.
+        declared: What the client declared, likewise.
+        predicted: What was predicted, likewise.
     """
     known = junctions_of(request)
+    before = (known.local, known.store, known.declared, known.predicted)
     parts = (
         known.local if local is None else local,
         known.store if store is None else store,
-        known.extra if extra is None else extra,
+        known.declared if declared is None else declared,
+        known.predicted if predicted is None else predicted,
     )
-    if parts != (known.local, known.store, known.extra):
+    if parts != before:
         # Read on every step of every request, so the union is made when it changes.
         request.__dict__[_KEY] = RequestJunctions(*parts, merge_boundaries(*parts))
     if _is_native(request):
         _give_to_native(request, merge_boundaries(*parts[1:]))
 
 
-def stops_of(request: "Request") -> tuple[int, ...]:
+def found_boundaries(request: "Request") -> tuple[int, ...]:
+    """Return the junctions that a request's lookups found, ascending and distinct."""
+    known = junctions_of(request)
+    local = known.local if request.shared_prefix_boundary else ()
+    return merge_boundaries(local, known.store)
+
+
+def stops_of(request: "Request", may_stop: Callable[[int], bool]) -> tuple[int, ...]:
     """Return where prefill chunks of a Mamba model stop for junctions, ascending.
 
-    See :func:`~vllm.junctions.rules.boundaries.chunk_stops`.
+    vLLM's own stop is one of them. See
+    :func:`~vllm.junctions.rules.boundaries.chunk_stops`.
+
+    Args:
+        request: The request.
+        may_stop: Whether a chunk may end at a position of ours. For all junctions
+            that lookups found the lowest one decides.
     """
+    known, found = junctions_of(request), found_boundaries(request)
     return chunk_stops(
-        request.shared_prefix_boundary, shared_prefix_boundaries(request)
+        request.shared_prefix_boundary,
+        found if found and may_stop(found[0]) else (),
+        tuple(filter(may_stop, known.declared)),
+        tuple(filter(may_stop, known.predicted)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from vllm.logger import init_logger
 
 from vllm.junctions.metrics.report import LookupOutcome, LookupReport
+from vllm.junctions.rules.declared import Flaw
 
 logger = init_logger(__name__)
 
@@ -23,6 +24,9 @@ Record = dict[str, Any]
 
 NO_GROUP = "none"
 UNKNOWN_GROUP = "unknown"
+# What names a junction that no lookup has found yet.
+DECLARED, PREDICTED = "declared", "predicted"
+EXTRA_SOURCES = {DECLARED, PREDICTED}
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,32 @@ LOOKUPS = Metric(
 FOUND = Metric(
     "vllm:junctions_found_total",
     "counter",
-    "Junctions of scheduled requests, by the lookup that found them.",
+    "Junctions of scheduled requests, by what named them: the lookup that found "
+    "them, the client that declared or the prediction that placed them.",
     ("source",),
-    (("store",), ("local",)),
+    (("store",), ("local",), (DECLARED,), (PREDICTED,)),
+)
+DECLARED_IGNORED = Metric(
+    "vllm:junctions_declared_ignored_total",
+    "counter",
+    "Positions that clients declared and that were ignored, by reason.",
+    ("reason",),
+    tuple((flaw.value,) for flaw in Flaw),
+)
+FIRST_SIBLINGS = Metric(
+    "vllm:junctions_first_siblings_total",
+    "counter",
+    "Requests that were the first to hit a tail that this instance was told to keep or "
+    "had predicted, by which of the two.",
+    ("source",),
+    ((DECLARED,), (PREDICTED,)),
+)
+FIRST_SIBLING_TOKENS = Metric(
+    "vllm:junctions_first_sibling_tokens_total",
+    "counter",
+    "Tokens that such requests would have computed without that tail.",
+    ("source",),
+    ((DECLARED,), (PREDICTED,)),
 )
 LOST_TOKENS = Metric(
     "vllm:junctions_lost_tokens",
@@ -94,6 +121,13 @@ TAIL_BYTES = Metric(
     "counter",
     "Bytes put into the store only because they are a junction's tail or state.",
     known_values=((),),
+)
+EXTRA_BYTES = Metric(
+    "vllm:junctions_extra_tail_bytes_saved_total",
+    "counter",
+    "Bytes of those that were put for a declared or a predicted junction alone.",
+    ("source",),
+    ((DECLARED,), (PREDICTED,)),
 )
 TAILS_SKIPPED = Metric(
     "vllm:junctions_tail_blocks_skipped_total",
@@ -142,6 +176,7 @@ class JunctionCounters:
         default_factory=dict, repr=False, compare=False
     )
     _observations: list[Record] = field(default_factory=list, repr=False, compare=False)
+    _told: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, metric: Metric, value: float = 1, *labels: str) -> None:
         """Raise a counter.
@@ -199,6 +234,21 @@ class JunctionCounters:
         if before == 0:
             logger.warning("%s Further cases are only counted (%s).", message, name)
 
+    def add_once_told(self, metric: Metric, label: str, message: str) -> None:
+        """Raise a counter of one label, and log the first case of each label.
+
+        Args:
+            metric: A metric of this module.
+            label: The value of its label.
+            message: What happened, in words an operator can act on.
+        """
+        self.add(metric, 1, label)
+        with self._lock:
+            is_first = label not in self._told
+            self._told.add(label)
+        if is_first:
+            logger.warning("%s Further cases are only counted (%s).", message, label)
+
     def as_dict(self) -> dict[str, int]:
         """Return the faults by name."""
         return {name: getattr(self, name) for name in fault_names()}
@@ -230,9 +280,13 @@ FAULTS = Metric(
 METRICS = (
     LOOKUPS,
     FOUND,
+    FIRST_SIBLINGS,
+    FIRST_SIBLING_TOKENS,
+    DECLARED_IGNORED,
     LOST_TOKENS,
     TAIL_BLOCKS,
     TAIL_BYTES,
+    EXTRA_BYTES,
     TAILS_SKIPPED,
     LOOKUP_KEYS,
     LOOKUP_RPCS,

@@ -92,27 +92,56 @@ def split_valid_boundaries(
     return merge_boundaries(inside), len(positions) - len(inside)
 
 
-def chunk_stops(local_boundary: int, junctions: tuple[int, ...]) -> tuple[int, ...]:
+def chunk_stops(
+    local_boundary: int,
+    junctions: tuple[int, ...],
+    declared: tuple[int, ...] = (),
+    predicted: tuple[int, ...] = (),
+) -> tuple[int, ...]:
     """Return where prefill chunks of a recurrent model stop for junctions.
 
     A state exists only where a chunk ends, and each stop costs a step. So there are
     two at most. vLLM's own stop comes first where it has one: requests that enter in
     the same pass hit what the first chunk reaches, and must not hit less than they
-    would without the others.
+    would without the others. What was found comes before what was declared, and that
+    before what was predicted.
 
     A store junction pair ``(288, 304)`` and no local boundary gives ``(288, 304)``;
     a local boundary of 304 beside ``(256, 272)`` gives ``(304,)``; 304 beside
-    ``(320, 336)`` gives ``(304, 336)``.
+    ``(320, 336)`` gives ``(304, 336)``. One junction at 304 and ``(64, 128)``
+    declared give ``(128, 304)``.
 
     Args:
         local_boundary: vLLM's scalar, in tokens; 0 for none.
-        junctions: All junctions of the request, ascending token positions.
+        junctions: Junctions that lookups found, ascending token positions.
+        declared: Positions that the client declared, likewise.
+        predicted: Positions that were predicted, likewise.
 
     Returns:
-        Ascending, distinct token positions; ``(0,)``, vLLM's "none", if there are
-        none.
+        Ascending, distinct token positions, none if there are none.
     """
-    above = tuple(position for position in junctions if position > local_boundary)
-    if local_boundary:
-        return (local_boundary, *above[-1:])
-    return above[-2:] or (0,)
+    above = [position for position in junctions if position > local_boundary]
+    stops = [local_boundary, *above[-1:]] if local_boundary else above[-2:]
+    for extra in (declared, predicted):
+        room = 2 - len(stops)
+        more = [position for position in extra if position not in stops]
+        stops += more[-room:] if room > 0 else []
+    return tuple(sorted(stops))
+
+
+def at_chunk_end(position: int, start: int, chunk_tokens: int) -> int:
+    """Return where a chunk ends anyway, if that is just below a position.
+
+    A chunk that ended at ``position`` would add a step of few tokens then. Just below
+    is within an eighth of a chunk. Chunks of 8,192 tokens from 0 on: 8,704 gives
+    8,192, and 12,288 stays.
+
+    Args:
+        position: Where a chunk could be made to end, in tokens.
+        start: Where the first chunk begins.
+        chunk_tokens: Tokens of a chunk; 0 leaves the position as it is.
+    """
+    if not chunk_tokens or position - start <= chunk_tokens:
+        return position
+    over = (position - start) % chunk_tokens
+    return position - over if over <= chunk_tokens // 8 else position

@@ -7,28 +7,27 @@ question behind a document, a turn behind a history. So an extra tail at that di
 serves the first sibling as well. Nothing in this module knows about vLLM's objects.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from vllm.junctions.rules.best_tails import best_tails
+from vllm.junctions.rules.boundaries import at_chunk_end
 from vllm.junctions.rules.siblings import (
     FADE,
     Owner,
     PartingRates,
     PrefixKey,
     PrefixOwners,
+    UnusedTails,
 )
-from vllm.junctions.rules.tails import TailShape
 
 MAX_TAILS = 4
 
 # The hit rate at which dense retention would be worth its bytes: a predicted tail has
 # to bring as many tokens as that, per byte, or it is not placed.
 _BREAK_EVEN_HIT_RATE = 0.4
-_MAX_REMEMBERED_TAILS = 1 << 12
 # First siblings that may be due, and none come, before nothing is placed any more.
 _MAX_DUE = 8
 # By what share one first sibling changes the share of those who find their tail.
@@ -45,12 +44,15 @@ class FinishedLookup:
         junctions: Positions above that which ``junction_boundaries`` gave.
         prefix_key: What its prefix of so many tokens goes by (a block hash); asked
             for multiples of the scheduler block, and for ``hit_tokens``.
+        declared: Positions above the hit at which it keeps tails because its client
+            said so.
     """
 
     num_tokens: int
     hit_tokens: int
     junctions: Sequence[int]
     prefix_key: PrefixKey
+    declared: Sequence[int] = ()
 
     @property
     def longest_hit_tokens(self) -> int:
@@ -77,6 +79,7 @@ class TailPlacement:
         scheduler_block_size: int,
         use_eagle: bool,
         dense_span_tokens: int | None = None,
+        chunk_tokens: int = 0,
     ) -> None:
         """Start with nothing learned.
 
@@ -87,6 +90,8 @@ class TailPlacement:
             dense_span_tokens: Over how many tokens dense retention spends the bytes
                 of one tail: a window, or a scheduler block where that is longer.
                 None: a scheduler block.
+            chunk_tokens: Tokens of a prefill chunk, where a chunk has to end at each
+                tail; see :func:`~vllm.junctions.rules.boundaries.at_chunk_end`.
 
         Raises:
             ValueError: A number is out of its range.
@@ -108,8 +113,8 @@ class TailPlacement:
         self._price_tokens = _BREAK_EVEN_HIT_RATE * span_tokens
         self._owners = PrefixOwners(scheduler_block_size)
         self._rates = PartingRates(scheduler_block_size)
-        # Tails not used yet, and what their first user would have hit without.
-        self._tails: OrderedDict[Hashable, int] = OrderedDict()
+        self._chunk_tokens = chunk_tokens
+        self._unused = UnusedTails()
         self._trust = _Trust()
 
     def observe(self, lookup: FinishedLookup) -> int:
@@ -122,12 +127,10 @@ class TailPlacement:
         """
         if not self._max_tails:
             return 0
-        without_tokens = lookup.hit_tokens
-        is_served = False
+        without_tokens = None
         if lookup.hit_tokens:
-            key = lookup.prefix_key(lookup.hit_tokens)
-            is_served = key in self._tails
-            without_tokens = self._tails.pop(key, lookup.hit_tokens)
+            without_tokens = self._unused.take(lookup.prefix_key(lookup.hit_tokens))
+        is_served = without_tokens is not None
         shared_tokens = self._provable_tokens(lookup)
         if not is_served and shared_tokens <= lookup.hit_tokens:
             return 0
@@ -140,31 +143,33 @@ class TailPlacement:
         self._rates.add_sibling(
             owner.num_tokens - shared_tokens, owner.num_added_tokens
         )
-        return lookup.hit_tokens - without_tokens
+        return 0 if without_tokens is None else lookup.hit_tokens - without_tokens
 
-    def place(self, lookup: FinishedLookup) -> tuple[int, ...]:
+    def place(
+        self, lookup: FinishedLookup, max_tails: int = MAX_TAILS
+    ) -> tuple[int, ...]:
         """Return where the request should keep tails besides those it keeps anyway.
 
         Args:
             lookup: What :meth:`observe` saw.
+            max_tails: Most tails of this request, if that is less than of any.
 
         Returns:
             Ascending multiples of the scheduler block above the hit and within the
-            request, at most ``max_tails``, none of them a junction or the replay
-            tail. Below its hit a request has no more than the hit's own tail.
+            request, at most ``max_tails``, none of them a junction, declared or the
+            replay tail. Below its hit a request has no more than the hit's own tail.
         """
         if not self._max_tails:
             return ()
         num_added_tokens = lookup.num_tokens - lookup.longest_hit_tokens
-        chosen = self._choose(lookup, num_added_tokens)
+        max_tails = min(max_tails, self._max_tails)
+        chosen = self._choose(lookup, num_added_tokens, max_tails)
         self._trust.add_prompt()
         self._rates.add_prompt(num_added_tokens)
         owner = Owner(lookup.num_tokens, num_added_tokens, tuple(sorted(chosen)))
         self._owners.add(owner, lookup.hit_tokens, lookup.prefix_key)
         for position, without_tokens in chosen.items():
-            self._tails[lookup.prefix_key(position)] = without_tokens
-        while len(self._tails) > _MAX_REMEMBERED_TAILS:
-            self._tails.popitem(last=False)
+            self._unused.add(lookup.prefix_key(position), without_tokens)
         return owner.tails
 
     def _provable_tokens(self, lookup: FinishedLookup) -> int:
@@ -187,9 +192,11 @@ class TailPlacement:
             return Owner(num_tokens, num_tokens - lookup.hit_tokens, ())
         return owner
 
-    def _choose(self, lookup: FinishedLookup, num_added_tokens: int) -> dict[int, int]:
+    def _choose(
+        self, lookup: FinishedLookup, num_added_tokens: int, max_tails: int
+    ) -> dict[int, int]:
         """Return new tails, and what their first user would hit without them."""
-        if self._trust.is_spent():
+        if max_tails <= 0 or self._trust.is_spent():
             return {}
         positions = self._positions(lookup)
         rates = self._rates.siblings_per_prompt(num_added_tokens)[: len(positions)]
@@ -197,17 +204,17 @@ class TailPlacement:
         # Nobody can gain more than the whole prompt.
         if rates.sum() * lookup.num_tokens <= self._price_tokens:
             return {}
-        known = self._known_positions(lookup)
-        other_tokens = known[known.searchsorted(positions, side="right") - 1]
+        known = self.known_positions(lookup)
+        sorted_known = np.array(known)
+        other_tokens = sorted_known[sorted_known.searchsorted(positions, "right") - 1]
         indices = best_tails(
-            positions, rates, other_tokens, self._max_tails, self._price_tokens
+            positions, rates, other_tokens, max_tails, self._price_tokens
         )
-        self._trust.add_due(rates[: max(indices) + 1].sum() if indices else 0)
-        return {
-            int(positions[index]): int(other_tokens[index])
-            for index in indices
-            if positions[index] not in known
-        }
+        if not indices:
+            return {}
+        self._trust.add_due(float(rates[: indices[-1] + 1].sum()))
+        chosen = ((positions.item(i), other_tokens.item(i)) for i in indices)
+        return {position: other for position, other in chosen if position not in known}
 
     def _positions(self, lookup: FinishedLookup) -> np.ndarray:
         """Return where siblings at each distance can resume at least, above the hit."""
@@ -215,16 +222,23 @@ class TailPlacement:
         num_computed_blocks = num_blocks - lookup.hit_tokens // self._block_tokens
         num_useful = self._rates.num_distances_below(num_computed_blocks)
         distances = self._rates.distances[:num_useful]
-        return (num_blocks - distances) * self._block_tokens
+        positions = (num_blocks - distances) * self._block_tokens
+        if not self._chunk_tokens:
+            return positions
+        start = lookup.hit_tokens // self._block_tokens * self._block_tokens
+        return np.array(
+            [at_chunk_end(p, start, self._chunk_tokens) for p in positions.tolist()],
+            dtype=positions.dtype,
+        )
 
-    def _known_positions(self, lookup: FinishedLookup) -> np.ndarray:
-        """Return the positions at which a sibling can resume anyway, ascending."""
+    def known_positions(self, lookup: FinishedLookup) -> list[int]:
+        """Return where a sibling can resume without a predicted tail, ascending."""
         block_tokens = self._block_tokens
         replay = (lookup.num_tokens - 1) // block_tokens * block_tokens
         if self._use_eagle:
             replay = (lookup.num_tokens // block_tokens - 1) * block_tokens
-        known = {0, lookup.hit_tokens, max(replay, 0), *lookup.junctions}
-        return np.array(sorted(known))
+        known = {0, lookup.hit_tokens, max(replay, 0)}
+        return sorted(known.union(lookup.junctions, lookup.declared))
 
 
 class _Trust:
@@ -259,85 +273,3 @@ class _Trust:
     def is_spent(self) -> bool:
         """Return whether many siblings were due and none came."""
         return self._num_due > _MAX_DUE
-
-
-def dense_span_tokens(tails: Iterable[TailShape], scheduler_block_size: int) -> int:
-    """Return over how many tokens dense retention spends the blocks of one tail.
-
-    It keeps a tail at each scheduler block; where windows are longer than that, tails
-    overlap and share blocks. Scheduler blocks of 256, windows of 128 in blocks of 64:
-    256. Scheduler blocks of 16, windows of 1,024: 1,024.
-
-    Args:
-        tails: Of the groups that need one, all with blocks of the same bytes.
-        scheduler_block_size: Tokens per scheduler block.
-    """
-    num_tail_blocks = num_dense_blocks = 0.0
-    for tail in tails:
-        num_blocks = tail.num_blocks[tail.drops]
-        num_tail_blocks += num_blocks
-        num_dense_blocks += min(num_blocks, scheduler_block_size / tail.block_tokens)
-    if not num_tail_blocks:
-        return scheduler_block_size
-    return round(scheduler_block_size * num_tail_blocks / num_dense_blocks)
-
-
-@lru_cache(maxsize=256)
-def _upper_only(num_positions: int) -> np.ndarray:
-    """Return what rules out tails that are not below another: 0, or minus infinity."""
-    is_lower = np.tri(num_positions, k=-1, dtype=bool)
-    return np.where(is_lower, 0.0, -np.inf)
-
-
-def best_tails(
-    positions: np.ndarray,
-    rates: np.ndarray,
-    other_tokens: np.ndarray,
-    max_tails: int,
-    price_tokens: float,
-) -> list[int]:
-    """Choose the tails that bring the most hit tokens beyond their price.
-
-    A sibling uses the highest tail at or below the position up to which it shares.
-    Exact, by dynamic programming over the lowest tail chosen so far. Two siblings to
-    expect at 4,096 tokens and one at 1,024, nothing to hit without, a price of 100:
-    one tail lies at 4,096 (8,192 tokens gained), two at both.
-
-    Source: the recurrence of Sparse Prefix Caching (arXiv 2605.05219), with tails
-    that exist anyway and a price for each.
-
-    Args:
-        positions: Up to where siblings share, descending; tails can lie there.
-        rates: How many siblings to expect that share up to each.
-        other_tokens: What those hit without any of these tails.
-        max_tails: Most tails to choose, at least 1.
-        price_tokens: Hit tokens that a tail has to bring.
-
-    Returns:
-        Indices into ``positions``, ascending; empty where no tail pays.
-    """
-    if not len(positions):
-        return []
-    # gained[b, a]: by the siblings down to b, from a tail at a.
-    gained = np.maximum(positions - other_tokens[:, None], 0) * rates[:, None]
-    gained = gained.cumsum(axis=0)
-    by_one = gained.diagonal()
-    values = [by_one - price_tokens]
-    above: list[np.ndarray] = []
-    if max_tails > 1:
-        # added[b, a]: what the next lower tail at b adds to one at a.
-        added = by_one[:, None] - gained.T
-        added += _upper_only(len(positions)) - price_tokens
-        order = np.arange(len(positions))
-        for _ in range(max_tails - 1):
-            totals = values[-1] + added
-            above.append(totals.argmax(axis=1))
-            values.append(totals[order, above[-1]])
-    num_tails = int(np.argmax([value.max() for value in values])) + 1
-    index = int(values[num_tails - 1].argmax())
-    if values[num_tails - 1][index] <= 0:
-        return []
-    indices = [index]
-    for chosen_above in reversed(above[: num_tails - 1]):
-        indices.append(int(chosen_above[indices[-1]]))
-    return indices[::-1]

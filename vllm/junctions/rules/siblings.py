@@ -77,35 +77,64 @@ class PrefixOwners:
 
     A prompt is remembered by a few of its prefixes: every block at first, then four
     per doubling, so that a prompt of 131,072 tokens in blocks of 256 takes 32 of the
-    ``max_prefixes``. The least recently used go first.
+    ``max_prefixes``. The older half goes at once, which costs the least.
     """
 
     def __init__(self, block_tokens: int, max_prefixes: int = 1 << 15) -> None:
         self._marks: list[int] = (ladder(_STEPS_PER_OCTAVE) * block_tokens).tolist()
-        self._max_prefixes = max_prefixes
-        self._owners: OrderedDict[Hashable, Owner] = OrderedDict()
+        self._max_half = max_prefixes // 2
+        self._newer: dict[Hashable, Owner] = {}
+        self._older: dict[Hashable, Owner] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._newer) + len(self._older)
 
     def add(self, owner: Owner, computed_from: int, prefix_key: PrefixKey) -> None:
         """Make a prompt the owner of the prefixes that end in what it computes.
 
         Only there it has what a tail needs; below its hit, tails are others' matter.
         """
-        owners = self._owners
-        first = bisect_right(self._marks, computed_from)
         end = bisect_right(self._marks, owner.num_tokens)
-        for key in map(prefix_key, self._marks[first:end]):
-            owners[key] = owner
-            owners.move_to_end(key)
-        while len(owners) > self._max_prefixes:
-            owners.popitem(last=False)
+        first = max(bisect_right(self._marks, computed_from), end - self._max_half)
+        owned = dict.fromkeys(map(prefix_key, self._marks[first:end]), owner)
+        if len(self._newer) + len(owned) > self._max_half:
+            self._older, self._newer = self._newer, {}
+        self._newer.update(owned)
 
     def find(self, num_tokens: int, prefix_key: PrefixKey) -> Owner | None:
         """Return who computed the last remembered position up to ``num_tokens``."""
         index = bisect_right(self._marks, num_tokens)
-        return self._owners.get(prefix_key(self._marks[index - 1])) if index else None
+        if not index:
+            return None
+        key = prefix_key(self._marks[index - 1])
+        return self._newer.get(key) or self._older.get(key)
+
+
+class UnusedTails:
+    """Tails that nobody has hit yet, by what the prefix below goes by.
+
+    Bounded: the oldest go first.
+    """
+
+    def __init__(self, max_tails: int = 1 << 12) -> None:
+        self._max_tails = max_tails
+        self._without_tokens: OrderedDict[Hashable, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._without_tokens)
+
+    def add(self, key: Hashable, without_tokens: int) -> None:
+        """Remember a tail, and what its first user would hit without it."""
+        self._without_tokens[key] = without_tokens
+        if len(self._without_tokens) > self._max_tails:
+            self._without_tokens.popitem(last=False)
+
+    def take(self, key: Hashable) -> int | None:
+        """Return what a tail's first user would hit without it, once.
+
+        None: no such tail is known, or somebody has hit it before.
+        """
+        return self._without_tokens.pop(key, None)
 
 
 class PartingRates:
@@ -130,7 +159,8 @@ class PartingRates:
         # The same of all kinds together.
         self._num_all_siblings = np.zeros(num_distances)
         self._num_all_prompts = 0.0
-        self._further_off = _further_off(num_distances)
+        # What moving all siblings further off changes.
+        self._moved_off = _further_off(num_distances) - np.eye(num_distances)
         self._num_until_decay = _PROMPTS_PER_DECAY
         self._rates: dict[int, np.ndarray] = {}
 
@@ -169,14 +199,13 @@ class PartingRates:
         """
         kind = self._kind(num_added_tokens)
         if kind not in self._rates:
-            pooled = self._num_all_siblings / (self._num_all_prompts + _PRIOR_PROMPTS)
-            rates = (self._num_siblings[kind] + _POOL_PROMPTS * pooled) / (
-                self._num_prompts[kind] + _POOL_PROMPTS
-            )
-            unseen_share = 1 / (1 + self._num_all_siblings.sum())
-            self._rates[kind] = (
-                1 - unseen_share
-            ) * rates + unseen_share * rates @ self._further_off
+            num_prompts = self._num_prompts.item(kind) + _POOL_PROMPTS
+            pooled = _POOL_PROMPTS / (self._num_all_prompts + _PRIOR_PROMPTS)
+            rates = self._num_siblings[kind] + pooled * self._num_all_siblings
+            rates /= num_prompts
+            unseen_share = 1 / (1 + float(self._num_all_siblings.sum()))
+            rates += unseen_share * (rates @ self._moved_off)
+            self._rates[kind] = rates
         return self._rates[kind]
 
     def _kind(self, num_added_tokens: int) -> int:

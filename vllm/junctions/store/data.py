@@ -16,17 +16,30 @@ class JunctionReqMeta(ReqMeta):
     Attributes:
         shared_prefix_boundaries: Token positions whose tails this job saves on top
             of the request's replay tails, ascending.
+        declared: Those of them that the client declared.
+        predicted: Those of them that were predicted.
     """
 
     shared_prefix_boundaries: tuple[int, ...] = ()
+    declared: tuple[int, ...] = ()
+    predicted: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, req_meta: ReqMeta, shared_prefix_boundaries: tuple[int, ...]
+        cls,
+        req_meta: ReqMeta,
+        shared_prefix_boundaries: tuple[int, ...],
+        declared: tuple[int, ...] = (),
+        predicted: tuple[int, ...] = (),
     ) -> "JunctionReqMeta":
         """Return ``req_meta`` with junctions added; every other field as it was."""
         stock = {field.name: getattr(req_meta, field.name) for field in fields(ReqMeta)}
-        return cls(**stock, shared_prefix_boundaries=shared_prefix_boundaries)
+        return cls(
+            **stock,
+            shared_prefix_boundaries=shared_prefix_boundaries,
+            declared=declared,
+            predicted=predicted,
+        )
 
 
 class JunctionTracker:

@@ -2,8 +2,9 @@
 """One store job, and what it puts only because its request has junctions."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import ReqMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
@@ -12,7 +13,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 
+from vllm.junctions.metrics.counted import DECLARED, PREDICTED
 from vllm.junctions.store.coordinator import GroupMasks, JunctionStoreCoordinator
+
+FOUND = "found"
+
+
+class TailBlock(NamedTuple):
+    """A block that only a junction asks for.
+
+    Attributes:
+        source: What named the junction: a lookup (``found``), ``declared``,
+            ``predicted``.
+        first_key: The key of its first shard.
+    """
+
+    source: str
+    first_key: str
+
+
+class TailsPut(NamedTuple):
+    """What one put wrote for junctions of one source alone."""
+
+    source: str
+    num_blocks: int
+    num_bytes: int
 
 
 @dataclass
@@ -22,14 +47,13 @@ class SaveJob:
     Attributes:
         req_meta: The job as the scheduler made it.
         sender: The thread that runs it.
-        tails: Keys that only junctions ask for; of the shards of one block each
-            names the first.
+        tails: Blocks that only junctions ask for, by the keys of their shards.
         num_gone: Blocks of tails that were freed before the job could save them.
     """
 
     req_meta: ReqMeta
     sender: KVCacheStoreSendingThread
-    tails: dict[str, str] = field(default_factory=dict)
+    tails: dict[str, TailBlock] = field(default_factory=dict)
     num_gone: int = 0
 
     @property
@@ -37,26 +61,49 @@ class SaveJob:
         """Token positions of the request's junctions, ascending."""
         return getattr(self.req_meta, "shared_prefix_boundaries", ())
 
+    def boundaries_by_source(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield what named junctions, and where they are; each junction once.
+
+        What a lookup found comes first, then what was declared.
+        """
+        declared = getattr(self.req_meta, DECLARED, ())
+        predicted = getattr(self.req_meta, PREDICTED, ())
+        extra = {*declared, *predicted}
+        yield FOUND, tuple(p for p in self.boundaries if p not in extra)
+        yield DECLARED, declared
+        yield PREDICTED, predicted
+
     def note_tails(
-        self, masks: GroupMasks, stock: GroupMasks, token_len: int, start_token: int
+        self,
+        source: str,
+        masks: GroupMasks,
+        others: GroupMasks,
+        token_len: int,
+        start_token: int,
     ) -> None:
-        """Take note of the blocks that ``masks`` keep and stock's do not.
+        """Take note of the blocks that ``masks`` keep and ``others`` do not.
 
         Args:
-            masks: Store masks with the tails at junctions.
-            stock: Those without, for the same range.
+            source: What named the junctions that make the difference.
+            masks: Store masks with the tails at those.
+            others: Those without, for the same range.
             token_len: Tokens that both reach to.
             start_token: Tokens before their first chunk.
         """
-        for group_id, (mask, before) in enumerate(zip(masks, stock, strict=True)):
+        for group_id, (mask, before) in enumerate(zip(masks, others, strict=True)):
             if mask == before or mask is None or before is None:
                 continue
             tail = [keep and not kept for keep, kept in zip(mask, before, strict=True)]
             if self.sender.group_participates[group_id]:
-                self._note_tail(group_id, tail, token_len, start_token)
+                self._note_tail(source, group_id, tail, token_len, start_token)
 
     def _note_tail(
-        self, group_id: int, tail: list[bool], token_len: int, start_token: int
+        self,
+        source: str,
+        group_id: int,
+        tail: list[bool],
+        token_len: int,
+        start_token: int,
     ) -> None:
         sender, meta = self.sender, self.req_meta
         database = sender.token_databases[group_id]
@@ -79,12 +126,18 @@ class SaveJob:
                 layout.key_for(shard_id, block_hash)
                 for shard_id in layout.local_shard_ids
             ]
-            self.tails.update(dict.fromkeys(keys, keys[0]))
+            self.tails.update(dict.fromkeys(keys, TailBlock(source, keys[0])))
 
-    def states_at_junctions(self, coord: JunctionStoreCoordinator) -> ReqMeta:
-        """Return the job with no boundary puts but Mamba states at junctions.
+    def states_at(
+        self, positions: Sequence[int], coord: JunctionStoreCoordinator
+    ) -> ReqMeta:
+        """Return the job with no boundary puts but Mamba states at some junctions.
 
         A state that lies on a replay boundary of the request's own is stock's.
+
+        Args:
+            positions: Those junctions.
+            coord: The coordinator whose Mamba groups count.
         """
         meta = self.req_meta
         own: tuple[int, ...] = ()
@@ -98,7 +151,7 @@ class SaveJob:
         states.boundary_puts = [
             put
             for put in meta.boundary_puts or []
-            if put.num_tokens in self.boundaries
+            if put.num_tokens in positions
             and put.num_tokens not in own
             and put.group_id in coord.mamba_group_ids
         ]
@@ -106,19 +159,22 @@ class SaveJob:
 
     def tails_put(
         self, keys: Sequence[str], sizes: Sequence[Sequence[int]], res: Sequence[int]
-    ) -> tuple[int, int]:
-        """Return how many blocks and bytes a put wrote for junctions alone.
+    ) -> list[TailsPut]:
+        """Return how many blocks and bytes a put wrote for junctions, by source.
 
         Args:
             keys: What was put.
             sizes: Bytes of each buffer, by key.
             res: Mooncake's answer by key; below 0 for a failure.
         """
-        blocks: set[str] = set()
-        num_bytes = 0
+        blocks: dict[str, set[TailBlock]] = {}
+        num_bytes: dict[str, int] = {}
         for key, size, status in zip(keys, sizes, res, strict=False):
             block = self.tails.get(key)
             if block is not None and status >= 0:
-                blocks.add(block)
-                num_bytes += sum(size)
-        return len(blocks), num_bytes
+                blocks.setdefault(block.source, set()).add(block)
+                num_bytes[block.source] = num_bytes.get(block.source, 0) + sum(size)
+        return [
+            TailsPut(source, len(some), num_bytes[source])
+            for source, some in blocks.items()
+        ]

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     MooncakeStoreConnectorMetadata,
+    ReqMeta,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
     MooncakeStoreScheduler,
@@ -21,6 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.core.request import (
     junctions_of,
     set_junctions,
@@ -28,7 +30,13 @@ from vllm.junctions.core.request import (
 )
 from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.wire import HitUnits
-from vllm.junctions.metrics.counted import FOUND, INFO, JunctionCounters
+from vllm.junctions.metrics.counted import (
+    DECLARED,
+    FOUND,
+    INFO,
+    PREDICTED,
+    JunctionCounters,
+)
 from vllm.junctions.metrics.exported import JunctionConnectorStats
 from vllm.junctions.metrics.report import LookupOutcome
 from vllm.junctions.seams.compat import STORE_SCHEDULER
@@ -36,6 +44,7 @@ from vllm.junctions.seams.outcomes import failed_loads
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 from vllm.junctions.store.data import JunctionReqMeta, JunctionTracker
+from vllm.junctions.store.first_siblings import ExtraTails, FirstSiblings
 from vllm.junctions.version import __version__
 
 logger = init_logger(__name__)
@@ -58,6 +67,8 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     _store_coord: JunctionStoreCoordinator
     _has_told_info = False
     _last_too_short: str | None = None
+    # None where no constructor has run, as in vLLM's own tests.
+    _first_siblings: FirstSiblings | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         with substituted(
@@ -66,12 +77,28 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
         ):
             super().__init__(vllm_config, kv_cache_config)
+        self._first_siblings = self._build_first_siblings(vllm_config)
         self.client.hit_units = HitUnits(
             hash_block_size=self._hash_block_size,
             hit=self._hash_block_size
             if self.enable_partial_hash_hits
             else self._block_size,
             block_size=self._block_size,
+        )
+
+    def _build_first_siblings(self, vllm_config: VllmConfig) -> FirstSiblings:
+        assert vllm_config.kv_transfer_config is not None
+        config = JunctionsConfig.from_extra_config(
+            vllm_config.kv_transfer_config.kv_connector_extra_config
+        )
+        limits = vllm_config.scheduler_config
+        return FirstSiblings(
+            self._store_coord,
+            config.junctions_predict,
+            self.kv_role != "kv_consumer",
+            limits.long_prefill_token_threshold
+            or limits.max_num_scheduled_tokens
+            or limits.max_num_batched_tokens,
         )
 
     @cached_property
@@ -100,17 +127,27 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         junctions = take_junctions and take_junctions(request.request_id)
         if junctions is not None:
             set_junctions(request, store=junctions)
-            if logger.isEnabledFor(logging.DEBUG):
-                logger.debug(
-                    "Request %s was looked up as %d tokens (last block %s): "
-                    "junctions at %s",
-                    request.request_id,
-                    request.num_tokens,
-                    request.block_hashes[-1].hex()[:8] if request.block_hashes else "",
-                    junctions,
-                )
         elif self.enable_lookup and request.num_tokens < self._store_coord.align_unit:
             self._count_too_short(request.request_id)
+        if self._first_siblings is not None and matched[0] is not None:
+            self._first_siblings.place(
+                request,
+                num_computed_tokens + matched[0],
+                junctions is not None,
+                self.counters,
+            )
+        if junctions is not None and logger.isEnabledFor(logging.DEBUG):
+            found = junctions_of(request)
+            logger.debug(
+                "Request %s was looked up as %d tokens (last block %s): "
+                "junctions at %s, declared %s, predicted %s",
+                request.request_id,
+                request.num_tokens,
+                request.block_hashes[-1].hex()[:8] if request.block_hashes else "",
+                junctions,
+                found.declared,
+                found.predicted,
+            )
         return matched
 
     def _count_too_short(self, req_id: str) -> None:
@@ -139,8 +176,13 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         # Twice for a request that loads: positions known by then count once.
         known = self._junction_tracker.get(request.request_id)
         junctions = junctions_of(request)
-        sources = (("local", junctions.local), ("store", junctions.store))
-        for source, positions in sources:
+        sources = {
+            "local": junctions.local,
+            "store": junctions.store,
+            DECLARED: junctions.declared,
+            PREDICTED: junctions.predicted,
+        }
+        for source, positions in sources.items():
             num_new = sum(position not in known for position in positions)
             if num_new:
                 self.counters.add(FOUND, num_new, source)
@@ -169,13 +211,24 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         meta = super().build_connector_meta(scheduler_output)
         assert isinstance(meta, MooncakeStoreConnectorMetadata)
         self._junction_tracker.discard(scheduler_output.finished_req_ids)
+        if self._first_siblings is not None:
+            self._first_siblings.discard(scheduler_output.finished_req_ids)
         meta.requests = [
-            JunctionReqMeta.of(req_meta, self._junction_tracker.get(req_meta.req_id))
-            if req_meta.can_save
-            else req_meta
+            self._with_junctions(req_meta) if req_meta.can_save else req_meta
             for req_meta in meta.requests
         ]
         return meta
+
+    def _with_junctions(self, req_meta: ReqMeta) -> JunctionReqMeta:
+        extra = ExtraTails()
+        if self._first_siblings is not None:
+            extra = self._first_siblings.of(req_meta.req_id)
+        return JunctionReqMeta.of(
+            req_meta,
+            self._junction_tracker.get(req_meta.req_id),
+            extra.declared,
+            extra.predicted,
+        )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Release blocks of saves that have ended, and count failed loads.

@@ -10,13 +10,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
 )
 
 from vllm.junctions.metrics.counted import (
+    EXTRA_BYTES,
+    EXTRA_SOURCES,
     TAIL_BLOCKS,
     TAIL_BYTES,
     TAILS_SKIPPED,
     JunctionCounters,
 )
 from vllm.junctions.store.coordinator import GroupMasks, JunctionStoreCoordinator
-from vllm.junctions.store.job import SaveJob
+from vllm.junctions.store.job import SaveJob, TailBlock
 
 
 class SavingCoordinator(JunctionStoreCoordinator):
@@ -40,13 +42,18 @@ class SavingCoordinator(JunctionStoreCoordinator):
 
         Source: extends :meth:`JunctionStoreCoordinator.store_mask`.
         """
-        lengths = (aligned_token_len, start_token, num_prompt_tokens)
-        stock = super().store_mask(*lengths, boundaries)
+        masks = super().store_mask(
+            aligned_token_len, start_token, num_prompt_tokens, boundaries
+        )
         job = self.job
         if job is None or not job.boundaries:
-            return stock
-        masks = super().store_mask(*lengths, (*boundaries, *job.boundaries))
-        job.note_tails(masks, stock, aligned_token_len, start_token)
+            return masks
+        for source, positions in job.boundaries_by_source():
+            others = masks
+            masks = self.with_junction_tails(
+                others, aligned_token_len, start_token, positions
+            )
+            job.note_tails(source, masks, others, aligned_token_len, start_token)
         return masks
 
 
@@ -103,9 +110,11 @@ class JunctionSendingThread(KVCacheStoreSendingThread):
         super()._handle_request(req_meta)
 
     def _boundary_puts(self, req_meta: ReqMeta) -> list[Any]:
-        if self._job is not None and self._job.boundaries:
-            states = super()._boundary_puts(self._job.states_at_junctions(self.coord))
-            self._job.tails.update((key, key) for key, *_ in states)
+        job = self._job
+        if job is not None and job.boundaries:
+            for source, positions in job.boundaries_by_source():
+                states = super()._boundary_puts(job.states_at(positions, self.coord))
+                job.tails.update((key, TailBlock(source, key)) for key, *_ in states)
         return super()._boundary_puts(req_meta)
 
     def _record_saved(self, req_meta: ReqMeta, token_len: int) -> None:
@@ -121,7 +130,8 @@ class JunctionSendingThread(KVCacheStoreSendingThread):
     ) -> None:
         if self._job is None or not self._job.tails:
             return
-        num_blocks, num_bytes = self._job.tails_put(keys, sizes, res)
-        if num_blocks:
+        for source, num_blocks, num_bytes in self._job.tails_put(keys, sizes, res):
             self.counters.add(TAIL_BLOCKS, num_blocks)
             self.counters.add(TAIL_BYTES, num_bytes)
+            if source in EXTRA_SOURCES:
+                self.counters.add(EXTRA_BYTES, num_bytes, source)

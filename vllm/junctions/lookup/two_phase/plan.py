@@ -7,7 +7,7 @@ See :mod:`.two_phase` for the lookup itself.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     StoreSpecGroup,
@@ -22,6 +22,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from vllm.junctions.lookup.coordinator import LookupCoordinator
+from vllm.junctions.lookup.shapes import tail_shape
 from vllm.junctions.lookup.two_phase.managers import searched_by_pool
 from vllm.junctions.rules.tails import TailShape
 
@@ -203,29 +204,8 @@ def _searches_like(manager_cls: type, known: type) -> bool:
 
 
 def _tail(group: StoreSpecGroup, coord: LookupCoordinator) -> Tail:
-    shape = _tail_shape(group, coord)
+    shape = tail_shape(group, coord)
     return Tail(group.group_ids, shape.block_tokens // coord.hash_block_size, shape)
-
-
-def _tail_shape(group: StoreSpecGroup, coord: LookupCoordinator) -> TailShape:
-    spec: Any = group.spec
-    if issubclass(group.manager_cls, MambaManager):
-        # Under partial hash hits a state can stand for every hash unit.
-        block_tokens = min(spec.block_size, coord.align_unit)
-        return TailShape(block_tokens, coord.align_unit, (1, 1))
-    manager_cls = cast(type[SlidingWindowManager], group.manager_cls)
-    without, with_proof = (
-        max(
-            manager_cls._contiguous_blocks_for_hit(
-                spec.sliding_window, spec.block_size, drop
-            ),
-            1,
-        )
-        for drop in (False, True)
-    )
-    return TailShape(
-        spec.block_size, coord.align_unit, (without, with_proof), group.use_eagle
-    )
 
 
 def plan_lookups(
