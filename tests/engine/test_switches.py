@@ -169,3 +169,17 @@ def test_transfers_are_mended_where_named(
         assert isinstance(worker.kv_send_thread.store, ShortPuts) == puts_are_split
         for thread in worker.kv_recv_threads:
             assert isinstance(thread.store, LandingStore) == loads_land
+
+
+@pytest.mark.parametrize("setting", [True, False])
+def test_repairs_that_are_off_leave_nothing_on_the_stores_scheduler(setting) -> None:
+    with Box(FULL_SWA) as box:
+        # Their hooks are in the process, for another engine.
+        box.engine()
+        engine = box.engine(extra_config={"junctions_repairs": setting})
+        engine.serve(Tokens()(100), "a")
+        engine.add(Tokens()(100), "b")
+        engine.scheduler.schedule()
+        side = engine.scheduler.connector.connector_scheduler
+        traces = {"_endless_loads_counts", "_same_pass_got_blocks"} & set(vars(side))
+        assert bool(traces) == setting

@@ -5,7 +5,6 @@ A client that has lost its master does not raise: it answers every key with an e
 code below 0, which the stock lookup reads as "not there".
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ class StoreProbe:
     """Passes everything on to a store, and notes existence checks.
 
     Attributes:
-        thread_id: The thread that looks up; the probe is for it alone.
         num_keys: Keys asked for.
         num_rpcs: Calls.
         error: What the store answered in place of yes or no; None if nothing.
@@ -22,7 +20,6 @@ class StoreProbe:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.thread_id = threading.get_ident()
         self.num_keys = 0
         self.num_rpcs = 0
         self.error: str | None = None

@@ -60,8 +60,9 @@ def _build_connector_meta(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
         meta = original(self, scheduler_output)
-        for req_id in scheduler_output.finished_req_ids:
-            num_failed_loads(self).pop(req_id, None)
+        if is_on(self, NAME):
+            for req_id in scheduler_output.finished_req_ids:
+                num_failed_loads(self).pop(req_id, None)
         return meta
 
     return build_connector_meta
