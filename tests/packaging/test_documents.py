@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say is there: links, make targets, settings, metrics, repairs."""
+"""What the pages name is there: links, make targets, tests, settings, metrics."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -43,11 +44,36 @@ def test_make_targets_exist(page):
     assert named <= targets
 
 
-def test_all_settings_are_in_the_readme():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_modules_and_tests_exist(page):
+    text = page.read_text()
+    # Of the folder that the page is about, or of the repository.
+    folders = (page.parent, ROOT, ROOT / "tests", ROOT / "vllm" / "junctions")
+    for path in re.findall(r"`([a-z]\w*/[\w/]+\.(?:py|json))\b", text):
+        # Results are written by what the page tells to run.
+        if "results/" not in path:
+            assert any((folder / path).exists() for folder in folders), path
+    for module in re.findall(r"python -m ([a-z][\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        places = (path.with_suffix(".py"), path / "__main__.py")
+        assert module == "pytest" or any(place.exists() for place in places), module
+    for name, more in re.findall(r"\b(test_\w+)(\*?)(?![\w.])", text):
+        assert any(n == name or (more and n.startswith(name)) for n in _tests()), name
+
+
+@functools.cache
+def _tests() -> frozenset[str]:
+    """Return the names of all tests."""
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    return frozenset(re.findall(r"def (test_\w+)\(", "\n".join(sources)))
+
+
+def test_the_readme_has_all_settings_and_their_defaults():
     table = (ROOT / "README.md").read_text().partition("## Settings")[2]
-    named = re.findall(r"^\| `(junctions\w*)` \|", table, re.MULTILINE)
-    assert set(named) == {
-        field.name for field in msgspec.structs.fields(JunctionsConfig)
+    rows = re.findall(r"^\| `(junctions\w*)` \|[^|]+\| `([^`]+)`", table, re.MULTILINE)
+    assert dict(rows) == {
+        field.name: msgspec.json.encode(field.default).decode()
+        for field in msgspec.structs.fields(JunctionsConfig)
     }
 
 
@@ -56,7 +82,10 @@ def test_all_repairs_are_on_their_page():
     assert set(re.findall(r"^- `(\w+)`:", page, re.MULTILINE)) == set(REPAIR_NAMES)
 
 
-def test_all_metrics_are_on_their_page():
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    named = set(re.findall(r"^\| `(vllm:junctions_\w+)", page, re.MULTILINE))
-    assert named == {metric.name for metric in METRICS}
+def test_each_metric_is_on_one_page_with_its_labels():
+    page = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    named = re.findall(r"^\| `(vllm:junctions_\w+)", page, re.MULTILINE)
+    assert sorted(named) == sorted(metric.name for metric in METRICS)
+    for metric in METRICS:
+        for value in (value for values in metric.known_values for value in values):
+            assert f"`{value}`" in page

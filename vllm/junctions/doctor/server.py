@@ -128,7 +128,7 @@ def _explain_zero(
             f"no hit: {number} of {total} lookups found a prefix without its tail "
             f"({skipped} tail blocks were gone before their save)",
             "the first sibling pays and saves the tail, the next one hits; if none "
-            "does, see 'Explain one lookup' in the README",
+            "does, see 'Explain one lookup' in docs/metrics.md",
         )
     if number := counts.get(LookupOutcome.NOTHING_STORED):
         yield _nothing_stored(server, number, total, block, advice)
