@@ -38,6 +38,10 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         junctions_lookup_timeout_ms: How long the scheduler waits for the answer to
             a store lookup, in milliseconds; then the lookup counts as no hit. A
             lookup of a long prompt takes tens of milliseconds.
+        junctions_record: A file to record traffic to, without its text; None: none.
+            Works with ``junctions`` off too. See :mod:`vllm.junctions.record`.
+        junctions_record_secret: What instances of one store share so that their
+            recordings can be planned together; None: a random one for each.
     """
 
     junctions: bool = True
@@ -46,6 +50,8 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     junctions_lookup_timeout_ms: Annotated[
         int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
     ] = 2_000
+    junctions_record: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    junctions_record_secret: Annotated[str, msgspec.Meta(min_length=8)] | None = None
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> "JunctionsConfig":
@@ -109,6 +115,8 @@ _VALUES = {
     "junctions_lookup": '"two_phase" or "at_once"',
     "junctions_repairs": "true, false or a list of names",
     "junctions_lookup_timeout_ms": f"1 to {_LONGEST_TIMEOUT_MS}",
+    "junctions_record": "a file to record traffic to, or null",
+    "junctions_record_secret": "8 characters or more, or null",
 }
 
 

@@ -117,7 +117,7 @@ class Replay:
         num_requests: Prompts so far.
         prompt_tokens: Their tokens.
         num_lookup_keys: Keys that lookups name where they ask for all at once.
-        num_forgotten: Units forgotten to stay in memory.
+        num_forgotten_tokens: Tokens forgotten to stay in memory.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Replay:
         self.policies = list(policies)
         self.outcomes = [Outcome() for _ in policies]
         self.num_requests = self.prompt_tokens = self.num_lookup_keys = 0
-        self.num_forgotten = 0
+        self.num_forgotten_tokens = 0
         self._cluster = cluster or Cluster()
         self._shape = Shape(layout)
         self._eagle = layout.drops_eagle_block
@@ -358,7 +358,8 @@ class Replay:
                 break
             if not edge.children:
                 self._tree.remove(edge)
-        self.num_forgotten += before - self._tree.num_units
+        gone = before - self._tree.num_units
+        self.num_forgotten_tokens += gone * self._tree.unit_tokens
 
 
 def _kept(hit: int, *positions: tuple[int, ...]) -> Kept:

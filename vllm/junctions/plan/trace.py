@@ -132,7 +132,9 @@ class Trace:
         firsts = np.cumsum([0] + [len(file.offsets) for file in self._files])
         opened = [file.path.open("rb") for file in self._files]
         try:
-            maps = [mmap.mmap(one.fileno(), 0, access=mmap.ACCESS_READ) for one in opened]
+            maps = [
+                mmap.mmap(one.fileno(), 0, access=mmap.ACCESS_READ) for one in opened
+            ]
             for number in self._order:
                 which = int(np.searchsorted(firsts, number, side="right")) - 1
                 file, index = self._files[which], int(number - firsts[which])

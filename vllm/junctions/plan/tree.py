@@ -170,7 +170,9 @@ class PrefixTree:
         if lower.covers:
             covers = lower.covers
             upper.covers = [
-                (low, min(high, tokens), who) for low, high, who in covers if low < tokens
+                (low, min(high, tokens), who)
+                for low, high, who in covers
+                if low < tokens
             ]
             lower.covers = [
                 (max(low, tokens), high, who)
