@@ -140,13 +140,16 @@ class Contents:
         """
         num_new = [0] * len(kept)
         by_position: dict[int, int] = {}
+        by_interval: dict[int | None, int] = {}
         for who, one in enumerate(kept):
             interval = self._fixed[who]
             if self._policies[who].full_attention_only:
                 continue
             if interval and reach < end:
                 given = self._policies[who].retention_interval
-                num_new[who] += self.shape.dense_blocks(reach, end, given)
+                if given not in by_interval:
+                    by_interval[given] = self.shape.dense_blocks(reach, end, given)
+                num_new[who] += by_interval[given]
             if self._sparse >> who & 1:
                 for position in one.positions:
                     # No fixed place lies at a prompt's start.
@@ -180,7 +183,7 @@ class Contents:
             for one in bits(who & ~who_has(row.has.tails, proven)):
                 covers = self._covers(rows, one) if shape.overlaps else []
                 if overlaps.num_uncovered(covers, position, proven):
-                    num_new[one] += shape.proof_blocks()
+                    num_new[one] += shape.proof_blocks
         row.has.tails = add_mark(row.has.tails, proven, who)
 
     def _cover(

@@ -104,6 +104,7 @@ class _Put:
     number: int
     prompt: Prompt = field(compare=False)
     instance: int = field(compare=False)
+    replays: tuple[int, ...] = field(compare=False)
     to_store: list[Kept] = field(compare=False)
     to_local: list[Kept] = field(compare=False)
 
@@ -130,7 +131,6 @@ class Replay:
         self._cluster = cluster or Cluster()
         self._shape = Shape(layout)
         self._eagle = layout.drops_eagle_block
-        self._full_eagle = any(group.drops for group in layout.full_groups)
         self._tree = PrefixTree(layout.grain_tokens)
         self._open = OpenStore(self._shape, self.policies)
         self._stores = self._caches(self._cluster.store_blocks)
@@ -178,7 +178,10 @@ class Replay:
             edge.used = self.num_requests
         local, local_reach = self._look_up_locally(path, matched, prompt, instance)
         stored, store_reach = self._look_up(path, matched, prompt)
-        put = _Put(prompt.stored_ms, self.num_requests, prompt, instance, [], [])
+        replays = self._shape.replays(prompt.num_tokens)
+        put = _Put(
+            prompt.stored_ms, self.num_requests, prompt, instance, replays, [], []
+        )
         served = Served([], [])
         for index in range(len(self.policies)):
             hit = max(local[index], stored[index])
@@ -249,14 +252,14 @@ class Replay:
         self, index: int, put: _Put, hit: int, found: tuple[tuple[int, int], ...]
     ) -> None:
         """Decide where a request keeps tails, in the store and locally."""
-        policy, prompt = self.policies[index], put.prompt
-        replays = self._shape.replays(prompt.num_tokens)
+        policy = self.policies[index]
         (local_hit, local_longest), (_, longest) = found
         if policy.junctions:
             eagle, block = self._eagle, self._shape.block
-            junctions = merge_boundaries(
-                *(junction_boundaries(*one, block, eagle) for one in found)
-            )
+            junctions = junction_boundaries(*found[1], block, eagle)
+            if local_longest:
+                by_local = junction_boundaries(*found[0], block, eagle)
+                junctions = merge_boundaries(by_local, junctions)
             self.outcomes[index].num_junction_requests += longest > found[1][0]
             if policy.predicted_tails:
                 predicted = self._predict(index, put, hit, junctions)
@@ -266,11 +269,11 @@ class Replay:
             # Stock finds one position, and that in its own cache only.
             local = (local_longest,) if local_longest > local_hit else ()
             stored = ()
-        put.to_store.append(_kept(hit, replays, stored))
+        put.to_store.append(_kept(hit, put.replays, stored))
         if self._locals:
             if self._cluster.keeps_loaded_tails and hit > local_hit:
                 local = (*local, hit)
-            put.to_local.append(_kept(hit, replays, local))
+            put.to_local.append(_kept(hit, put.replays, local))
 
     def _predict(
         self, index: int, put: _Put, hit: int, junctions: tuple[int, ...]
@@ -362,6 +365,6 @@ class Replay:
         self.num_forgotten_tokens += gone * self._tree.unit_tokens
 
 
-def _kept(hit: int, *positions: tuple[int, ...]) -> Kept:
-    found = merge_boundaries(*positions)
+def _kept(hit: int, replays: tuple[int, ...], others: tuple[int, ...]) -> Kept:
+    found = merge_boundaries(replays, others) if others else replays
     return Kept(hit, tuple(position for position in found if position >= hit))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a layout decides where prompts can resume, and how many blocks tails have."""
 
-from functools import cached_property
-
 from vllm.junctions.plan.policies import Policy
 from vllm.junctions.record.format import Layout
 
@@ -21,6 +19,8 @@ class Shape:
             longest block that a group drops; 0 without a drafter.
         tail_proof: The same of groups that keep tails.
         window: The shortest tail of a group.
+        eagle: Whether any group drops its last matched block.
+        proof_blocks: Blocks that prove a tail, all groups together.
         overlaps: Whether tails can be longer than a scheduler block, so that two of
             them may cover positions in between.
     """
@@ -47,6 +47,11 @@ class Shape:
         tails = [group.tail_blocks * group.block_tokens for group in sparse]
         self.window = min(tails, default=0)
         self.overlaps = bool(tails) and self.window > self.block
+        self.eagle = layout.drops_eagle_block
+        # Per group: tokens of a block, blocks of a tail, and of what proves it.
+        self._sparse = [(g.block_tokens, g.tail_blocks, int(g.drops)) for g in sparse]
+        self._full = [group.block_tokens for group in layout.full_groups]
+        self.proof_blocks = sum(proof for _, _, proof in self._sparse)
         self._full_drop = max(
             (group.block_tokens for group in layout.full_groups if group.drops),
             default=0,
@@ -81,11 +86,11 @@ class Shape:
         Source: ``replay_boundaries`` of vLLM's ``kv_cache_coordinator``.
         """
         resend = self.floor(num_tokens - 1)
-        if not self.layout.drops_eagle_block:
+        if not self.eagle:
             return (resend,)
-        extension = self.floor(num_tokens)
-        block = self.block
-        return tuple(sorted({max(resend - block, 0), max(extension - block, 0)}))
+        lower = max(resend - self.block, 0)
+        upper = max(self.floor(num_tokens) - self.block, 0)
+        return (lower,) if lower == upper else (lower, upper)
 
     def is_dense(self, policy: Policy) -> bool:
         """Return whether a policy keeps tails at all positions."""
@@ -97,51 +102,35 @@ class Shape:
             for group in self.layout.sparse_groups
         )
 
-    @cached_property
-    def tail_blocks(self) -> int:
-        """Blocks of a tail without what proves it, all groups together."""
-        return sum(group.tail_blocks for group in self.layout.sparse_groups)
-
     def low_blocks(self, position: int) -> int:
         """Return the blocks of a tail at a position, near a prompt's start fewer."""
-        return sum(
-            min(group.tail_blocks, position // group.block_tokens)
-            for group in self.layout.sparse_groups
-        )
-
-    def proof_blocks(self) -> int:
-        """Return the blocks that prove a tail."""
-        return sum(group.drops for group in self.layout.sparse_groups)
+        return sum(min(need, position // size) for size, need, _ in self._sparse)
 
     def full_blocks(self, low: int, high: int) -> int:
         """Return how many blocks of full attention end in ``low < end <= high``."""
-        return sum(
-            high // group.block_tokens - low // group.block_tokens
-            for group in self.layout.full_groups
-        )
+        return sum(high // size - low // size for size in self._full)
 
     def dense_blocks(self, low: int, high: int, interval: int | None) -> int:
-        """Return the blocks that dense retention keeps of tokens ``low`` to ``high``.
+        """Return the blocks that fixed tails have of tokens ``low`` to ``high``.
 
-        ``low`` is where a prompt parts, ``high`` a multiple of the scheduler block.
+        Args:
+            low: Where a prompt parts.
+            high: Where it ends, a multiple of the scheduler block.
+            interval: Tokens from tail to tail; None: a scheduler block.
         """
-        return sum(
-            self._dense_blocks(group, high, interval)
-            - self._dense_blocks(group, low, interval)
-            for group in self.layout.sparse_groups
-        )
-
-    def _dense_blocks(self, group: object, end: int, interval: int | None) -> int:
-        size, need = group.block_tokens, group.tail_blocks + group.drops  # type: ignore
-        per_segment = (interval or self.block) // size
-        num_blocks = end // size
-        if need >= per_segment:
-            return num_blocks
-        # Blocks i with (i - drops) % per_segment >= per_segment - need, i >= drops.
-        whole, rest = divmod(num_blocks - group.drops, per_segment)  # type: ignore
-        if num_blocks <= group.drops:  # type: ignore
-            return 0
-        return whole * need + max(rest - (per_segment - need), 0)
+        num_blocks = 0
+        for size, tail_blocks, proof in self._sparse:
+            need, per_segment = tail_blocks + proof, (interval or self.block) // size
+            for end, sign in ((high // size, 1), (low // size, -1)):
+                if need >= per_segment:
+                    num_blocks += sign * end
+                elif end > proof:
+                    # Blocks whose place in their segment, the proof's taken off, is
+                    # among the last ``need``.
+                    whole, rest = divmod(end - proof, per_segment)
+                    kept = whole * need + max(rest - (per_segment - need), 0)
+                    num_blocks += sign * kept
+        return num_blocks
 
     def lookup_keys(self, num_tokens: int) -> int:
         """Return how many keys a lookup names that asks for all at once."""
