@@ -234,6 +234,8 @@ class Replay:
         self, path: list[Edge], matched: int, prompt: Prompt
     ) -> tuple[list[int], list[int]]:
         num_policies = len(self.policies)
+        # Lookups name no block past the last scheduler block.
+        matched = min(matched, self._shape.floor(prompt.num_tokens))
         if not self._stores:
             rows = self._open.rows(path, matched)
             return self._open.hits(rows, prompt.num_tokens), [matched] * num_policies
