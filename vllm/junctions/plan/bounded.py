@@ -42,14 +42,30 @@ class BoundedCache(Contents):
     """
 
     def __init__(
-        self, shape: Shape, policy: Policy, tree: PrefixTree, capacity_blocks: int
+        self,
+        shape: Shape,
+        policy: Policy,
+        tree: PrefixTree,
+        capacity_blocks: int,
+        is_all: bool = True,
     ) -> None:
+        """Create an empty one.
+
+        Args:
+            shape: Of the layout.
+            policy: Which tails it keeps.
+            tree: All prefixes.
+            capacity_blocks: Its bound.
+            is_all: Whether a prefix that no bounded cache has can be forgotten. Not
+                where there is a store without a bound.
+        """
         super().__init__(shape, [policy])
         self.num_blocks = 0
         self.num_evicted = 0
         self._tree = tree
         self._unit = tree.unit_tokens
         self._capacity = capacity_blocks
+        self._is_all = is_all
         self._num_holds = 0
         self._order = count()
         self._uses: list[tuple[int, int, int, Edge]] = []
@@ -150,6 +166,8 @@ class BoundedCache(Contents):
         assert edge.holds is not None
         del edge.holds[self]
         self._num_holds -= 1
+        if not self._is_all:
+            return
         # What nobody has any more is of no use to anybody.
         while edge.parent is not None and not edge.holds and not edge.children:
             parent = edge.parent

@@ -144,8 +144,9 @@ class Replay:
     def _caches(self, blocks: int | None) -> list[BoundedCache]:
         if blocks is None:
             return []
+        is_all = self._cluster.store_blocks is not None
         return [
-            BoundedCache(self._shape, policy, self._tree, blocks)
+            BoundedCache(self._shape, policy, self._tree, blocks, is_all)
             for policy in self.policies
         ]
 

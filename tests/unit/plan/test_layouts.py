@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from benchmarks.replay.layouts import (
+from tests.unit.plan.reference.models import (
     LAYOUTS,
     deepseek_v4_flash_layers,
     gemma3_12b_layers,
