@@ -80,7 +80,7 @@ class Units:
         try:
             ids = np.array(hash_ids, dtype=np.uint64)
         except OverflowError:
-            ids = np.array([one & _MASK for one in hash_ids], dtype=np.uint64)
+            ids = np.array([hash(one) & _MASK for one in hash_ids], dtype=np.uint64)
         if len(ids) > len(self._weights):
             more = self._odd(2 * len(ids) - len(self._weights))
             self._weights = np.concatenate([self._weights, more])
