@@ -155,6 +155,7 @@ def test_a_folder_that_vanishes_costs_the_recording(make, tmp_path):
     writer = make(tmp_path / "sub" / "traffic.jsonl")
     writer.path.unlink()
     writer.path.parent.rmdir()
+    writer.add(finished())
     wait_until(lambda: writer.is_over)
 
 
