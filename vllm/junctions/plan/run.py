@@ -121,15 +121,7 @@ def cluster_of(layout: Layout, options: Options, trace: Trace | None) -> Cluster
         if not layout.block_bytes:
             raise ValueError(f"The bytes of {layout.name}'s blocks are not known.")
         store_blocks = options.store_gib * _GIB // layout.block_bytes
-    return Cluster(
-        instances,
-        options.router,
-        local_blocks,
-        store_blocks,
-        keeps_loaded_tails=any(
-            not header.vllm_version.startswith("0.32.") for header in headers
-        ),
-    )
+    return Cluster(instances, options.router, local_blocks, store_blocks)
 
 
 def _layout(trace: Trace, options: Options) -> Layout:
