@@ -62,6 +62,21 @@ def test_files_are_merged_by_time_and_each_is_an_instance(tmp_path):
     assert [p.instance for p in read(one, two)] == [0, 1, 0, 1]
 
 
+def test_two_generations_of_a_recording_are_one_instance(tmp_path):
+    older, newer, other = (
+        write(
+            tmp_path,
+            header(engine=engine),
+            json.dumps(LINE | {"timestamp": time}),
+            "",
+            name=name,
+        )
+        for name, engine, time in (("a.1", "", 0), ("a", "", 9), ("b", "dp1", 5))
+    )
+    assert Trace([older, newer]).num_instances == 1
+    assert [p.instance for p in read(older, newer, other)] == [0, 1, 0]
+
+
 def test_a_recording_that_is_being_written_ends_with_its_last_whole_line(tmp_path):
     lines = (header(), json.dumps(LINE), json.dumps(LINE)[:-9])
     assert len(read(write(tmp_path, *lines))) == 1

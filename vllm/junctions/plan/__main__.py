@@ -116,6 +116,11 @@ def show(report: PlanReport) -> None:
         print(line)
     if comparison := text.recorded(report):
         print(comparison)
+    if report.trace.id_spaces > 1:
+        print(
+            "These recordings were made with different secrets (or PYTHONHASHSEED): "
+            "what their instances share with one another is not seen."
+        )
     if report.trace.forgotten_tokens:
         print(
             f"{report.trace.forgotten_tokens:,} tokens that nobody came back to for "

@@ -68,6 +68,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Its file name, or names.
+        files: How many, one an instance.
         requests: Requests replayed.
         first_requests_only: The limit on requests that was asked for; None: all.
         prompt_tokens: Tokens of all prompts.
@@ -75,12 +76,15 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         assume_continued: See :class:`~vllm.junctions.plan.prompts.ContinuedUnits`.
         lookup_keys: Keys that lookups name where they ask for all at once.
         forgotten_tokens: Tokens forgotten to stay in memory.
+        id_spaces: How many kinds of hash ids there are; what recordings of different
+            ones share with each other is not seen.
         recorded_hit_tokens: What the recorded engines hit; None: no recording.
         recorded_policy: The policy that they ran, of those replayed.
         prefill_us_per_token: What a computed prompt token took, on average.
     """
 
     name: str
+    files: int = 1
     requests: int
     first_requests_only: int | None = None
     prompt_tokens: int
@@ -88,6 +92,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     assume_continued: bool = False
     lookup_keys: int = 0
     forgotten_tokens: int = 0
+    id_spaces: int = 1
     recorded_hit_tokens: int | None = None
     recorded_policy: str | None = None
     prefill_us_per_token: float | None = None

@@ -150,6 +150,7 @@ def _trace_figures(trace: Trace, options: Options, replay: Replay) -> TraceFigur
         per_token = totals.timed_ms * 1e3 / totals.timed_tokens
     return TraceFigures(
         name=trace.name,
+        files=trace.num_instances,
         requests=replay.num_requests,
         first_requests_only=options.requests,
         prompt_tokens=replay.prompt_tokens,
@@ -157,6 +158,7 @@ def _trace_figures(trace: Trace, options: Options, replay: Replay) -> TraceFigur
         assume_continued=options.assume_continued,
         lookup_keys=replay.num_lookup_keys,
         forgotten_tokens=replay.num_forgotten_tokens,
+        id_spaces=max(len({header.id_space for header in trace.headers}), 1),
         recorded_hit_tokens=totals.hit_tokens if trace.headers else None,
         recorded_policy=_recorded_policy(trace, replay),
         prefill_us_per_token=per_token,

@@ -23,6 +23,8 @@ def describe(report: PlanReport) -> str:
     instances = "1 instance"
     if setup.instances > 1:
         instances = f"{setup.instances} instances ({setup.router})"
+        if setup.instances == trace.files:
+            instances = f"{setup.instances} instances, a file each"
     local = "no local cache"
     if setup.local_blocks:
         local = f"{setup.local_blocks:,} local blocks each"

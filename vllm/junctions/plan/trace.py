@@ -78,6 +78,13 @@ class _File:
     offsets: array = field(default_factory=lambda: array("q"))
     arrivals_ms: array = field(default_factory=lambda: array("d"))
 
+    @property
+    def instance(self) -> object:
+        """The same for files of one instance."""
+        if self.header is None:
+            return self.path
+        return (self.header.id_space, self.header.start_ms, self.header.engine)
+
 
 class Trace:
     """One trace, or several that ran side by side, one file an instance.
@@ -110,6 +117,9 @@ class Trace:
         self._files = [self._find_header(path) for path in paths]
         self.headers = [file.header for file in self._files if file.header]
         self.block_tokens = self._one_block_size(block_tokens)
+        # Two generations of one recording are of one instance.
+        names = [file.instance for file in self._files]
+        self._instances = [names.index(name) for name in names]
         for file in self._files:
             self._index(file, num_requests)
         if not self.totals.num_requests:
@@ -125,11 +135,13 @@ class Trace:
     @property
     def num_instances(self) -> int:
         """How many instances wrote it, as far as it says."""
-        return len(self._files)
+        return len(set(self._instances))
 
     def prompts(self, units: Units | ContinuedUnits) -> Iterator[Prompt]:
         """Read all prompts in order of arrival, without keeping them."""
         firsts = np.cumsum([0] + [len(file.offsets) for file in self._files])
+        known = sorted(set(self._instances))
+        numbers = [known.index(first) for first in self._instances]
         opened = [file.path.open("rb") for file in self._files]
         try:
             maps = [
@@ -142,7 +154,8 @@ class Trace:
                 end = maps[which].find(b"\n", start)
                 line = maps[which][start : end if end >= 0 else None]
                 request = self._decoder.decode(line)
-                yield self._prompt(request, units, which, file.arrivals_ms[index])
+                arrived_ms = file.arrivals_ms[index]
+                yield self._prompt(request, units, numbers[which], arrived_ms)
         finally:
             for one in opened:
                 one.close()
@@ -159,12 +172,13 @@ class Trace:
         looked_up_ms = arrived_ms
         if request.prefill_ms is not None:
             looked_up_ms = max(stored_ms - request.prefill_ms, arrived_ms)
+        is_known = self.num_instances > 1
         first = min(self.block_tokens // units.unit_tokens, len(ids)) - 1
         return Prompt(
             request.input_length,
             ids,
             int(ids[max(first, 0)]) >> 20 if len(ids) else 0,
-            instance if len(self._files) > 1 else None,
+            instance if is_known else None,
             looked_up_ms,
             stored_ms,
         )
