@@ -134,7 +134,7 @@ def test_recording_with_stock_settings_leaves_everything_else_stock(tmp_path):
     with Box(GEMMA, EngineOptions(side="off", extra_config=extra)) as box:
         made = box.engine().scheduler.connector
         assert isinstance(made, connector.MooncakeStoreConnector)
-        assert type(made).__bases__ == (connector.MooncakeStoreConnector,)
+        assert type(made).__bases__[1:] == (connector.MooncakeStoreConnector,)
         assert type(made.connector_scheduler) is scheduler.MooncakeStoreScheduler
 
 

@@ -11,8 +11,9 @@ from testbed.box import Box, EngineOptions, Group, Layout, Side
 from tests.unit.plan.layouts import layout_of, prompts_of, random_trace
 from tests.unit.plan.reference.models import ModelLayout
 from tests.unit.plan.reference.trace import TRACE_BLOCK_TOKENS
+from vllm.junctions.plan.cluster import Cluster
 from vllm.junctions.plan.policies import JUNCTIONS, STOCK, policies
-from vllm.junctions.plan.replay import Cluster, Replay
+from vllm.junctions.plan.replay import Replay
 from vllm.junctions.plan.trace import TraceRequest
 from vllm.junctions.seams.compat import vllm_version
 

@@ -15,8 +15,9 @@ from tests.unit.plan.reference import replay as reference
 from tests.unit.plan.reference.models import LAYOUTS, ModelLayout
 from tests.unit.plan.reference.trace import number_prompts
 from tests.unit.plan.reuse import Reuse
+from vllm.junctions.plan.cluster import Cluster, Outcome, Served
 from vllm.junctions.plan.policies import Policy, policies
-from vllm.junctions.plan.replay import Cluster, Outcome, Replay, Served
+from vllm.junctions.plan.replay import Replay
 from vllm.junctions.plan.shape import LayoutError, Shape
 from vllm.junctions.plan.trace import TraceRequest
 from vllm.junctions.record.format import GroupLayout, Layout

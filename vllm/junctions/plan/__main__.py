@@ -49,6 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         help="blocks of each instance's own cache; 0: none; default: as recorded",
     )
+    _add_policies(parser)
+
+
+def _add_policies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store-gib", type=positive, help="what the store holds; default: no bound"
     )

@@ -32,15 +32,7 @@ def advise(
         policies: What they were replayed under.
         shape: The layout.
     """
-    chosen = next(policy for policy in policies if policy.name == STOCK)
-    for policy in sorted(policies, key=_effort):
-        if policy.full_attention_only or policy.name == STOCK:
-            continue
-        gained = _worth(figures, policy.name, shape) - _worth(
-            figures, chosen.name, shape
-        )
-        if gained >= _WORTH_SHARE * trace.prompt_tokens:
-            chosen = policy
+    chosen = _choose(trace, figures, policies, shape)
     settings: dict[str, bool | int] = {"junctions": chosen.junctions}
     if chosen.predicted_tails:
         settings["junctions_predict"] = chosen.predicted_tails
@@ -57,6 +49,24 @@ def advise(
         retention_interval=chosen.retention_interval,
         sentences=sentences,
     )
+
+
+def _choose(
+    trace: TraceFigures,
+    figures: dict[str, PolicyFigures],
+    policies: Sequence[Policy],
+    shape: Shape,
+) -> Policy:
+    chosen = next(policy for policy in policies if policy.name == STOCK)
+    for policy in sorted(policies, key=_effort):
+        if policy.full_attention_only or policy.name == STOCK:
+            continue
+        gained = _worth(figures, policy.name, shape) - _worth(
+            figures, chosen.name, shape
+        )
+        if gained >= _WORTH_SHARE * trace.prompt_tokens:
+            chosen = policy
+    return chosen
 
 
 def _effort(policy: Policy) -> tuple[int, ...]:

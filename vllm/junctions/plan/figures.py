@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from vllm.junctions.plan.cluster import Cluster, Outcome
 from vllm.junctions.plan.policies import CEILING, DENSE
-from vllm.junctions.plan.replay import Cluster, Outcome, Replay
+from vllm.junctions.plan.replay import Replay
 from vllm.junctions.record.format import Layout
 
 # 1, 2: `make bench-trace` before there were plans. 3: recordings, recommendations.

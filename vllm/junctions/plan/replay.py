@@ -10,9 +10,9 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from vllm.junctions.plan.bounded import BoundedCache
+from vllm.junctions.plan.cluster import Cluster, Outcome, Served
 from vllm.junctions.plan.contents import Kept, OpenStore
 from vllm.junctions.plan.policies import Policy
 from vllm.junctions.plan.prompts import Prompt
@@ -25,72 +25,6 @@ from vllm.junctions.rules.placement import (
     TailPlacement,
     dense_span_tokens,
 )
-
-Router = Literal["round-robin", "sticky"]
-
-# 8 bytes each, and what a tree takes beside them.
-MAX_UNITS = 120_000_000
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What a trace is replayed on.
-
-    Attributes:
-        num_instances: vLLM instances that share the store.
-        router: Who gets a prompt whose instance is not known: the next one, or always
-            the same one for prompts that begin with the same block.
-        local_blocks: Blocks of each instance's own prefix cache; 0 for none.
-        store_blocks: Blocks that the store holds; None is no bound.
-        max_units: Pieces of prompts to remember, where nothing else is a bound.
-    """
-
-    num_instances: int = 1
-    router: Router = "round-robin"
-    local_blocks: int = 0
-    store_blocks: int | None = None
-    max_units: int = MAX_UNITS
-
-
-@dataclass
-class Outcome:
-    """What became of the prompts under one policy. Blocks are of one rank.
-
-    Attributes:
-        hit_tokens: What did not have to be computed.
-        store_hit_tokens: How much of that was loaded from the store.
-        num_hits: Requests that hit anything.
-        num_zero_hits: Requests that hit under the first policy, and nothing here.
-        num_junction_requests: Requests for which the store reported a junction.
-        num_puts: Blocks stored.
-        num_tail_puts: Those of groups other than full attention.
-        num_predicted_tails: Predicted tails placed.
-        num_predicted_served: Requests that hit one, and nothing as long without.
-        placement_seconds: What prediction took, all together.
-        num_evicted: Blocks that the store had to let go.
-        num_stored: Blocks in the store at the end.
-    """
-
-    hit_tokens: int = 0
-    store_hit_tokens: int = 0
-    num_hits: int = 0
-    num_zero_hits: int = 0
-    num_junction_requests: int = 0
-    num_puts: int = 0
-    num_tail_puts: int = 0
-    num_predicted_tails: int = 0
-    num_predicted_served: int = 0
-    placement_seconds: float = 0.0
-    num_evicted: int = 0
-    num_stored: int = 0
-
-
-@dataclass(frozen=True)
-class Served:
-    """What one prompt hit, by policy, in tokens."""
-
-    hit_tokens: list[int]
-    store_hit_tokens: list[int]
 
 
 @dataclass(order=True)
@@ -135,7 +69,9 @@ class Replay:
         self._locals = [
             self._caches(self._cluster.local_blocks) for _ in range(num_local)
         ]
-        self._placements = [self._learners() for _ in range(self._num_learners())]
+        self._placements = [
+            self._learners() for _ in range(self._cluster.num_instances)
+        ]
         self._waiting: list[_Put] = []
 
     def _caches(self, blocks: int | None) -> list[BoundedCache]:
@@ -146,9 +82,6 @@ class Replay:
             BoundedCache(self._shape, policy, self._tree, blocks, is_all)
             for policy in self.policies
         ]
-
-    def _num_learners(self) -> int:
-        return max(self._cluster.num_instances, 1)
 
     def _learners(self) -> list[TailPlacement | None]:
         layout = self._shape.layout
@@ -210,10 +143,10 @@ class Replay:
 
     def _route(self, prompt: Prompt) -> int:
         if prompt.instance is not None:
-            return prompt.instance % self._num_learners()
+            return prompt.instance % self._cluster.num_instances
         is_sticky = self._cluster.router == "sticky"
         turn = prompt.conversation if is_sticky else self.num_requests
-        return turn % self._num_learners()
+        return turn % self._cluster.num_instances
 
     def _look_up_locally(
         self, path: list[Edge], matched: int, prompt: Prompt, instance: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm.junctions.plan.advice import advise
+from vllm.junctions.plan.cluster import Cluster, Router
 from vllm.junctions.plan.figures import (
     PlanReport,
     TraceFigures,
@@ -16,7 +17,7 @@ from vllm.junctions.plan.figures import (
 from vllm.junctions.plan.layouts import DEFAULT_LAYOUT, LAYOUTS
 from vllm.junctions.plan.policies import JUNCTIONS, STOCK, Policy, policies
 from vllm.junctions.plan.prompts import ContinuedUnits, Prompt, Units
-from vllm.junctions.plan.replay import Cluster, Replay, Router
+from vllm.junctions.plan.replay import Replay
 from vllm.junctions.plan.shape import Shape
 from vllm.junctions.plan.text import Bar
 from vllm.junctions.plan.trace import Trace, TraceError

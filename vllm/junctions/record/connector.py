@@ -135,12 +135,11 @@ class Recorder:
 
 
 def make_recorder(
-    path: str, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, scheduler: Any
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, scheduler: Any
 ) -> Recorder:
     """Start a recording.
 
     Args:
-        path: As the user gave it.
         vllm_config: The engine's.
         kv_cache_config: Likewise.
         scheduler: The connector's scheduler side, stock's or ours.
@@ -149,6 +148,27 @@ def make_recorder(
     config = JunctionsConfig.from_extra_config(
         vllm_config.kv_transfer_config.kv_connector_extra_config
     )
+    assert config.junctions_record is not None
+    ids = IdMaker(config.junctions_record_secret)
+    header = _header(vllm_config, kv_cache_config, scheduler, ids, config.junctions)
+    where = Path(config.junctions_record)
+    if header.engine:
+        where = where.with_name(f"{where.stem}.{header.engine}{where.suffix}")
+    writer = RecordingWriter(where, header, ids)
+    if not writer.is_over:
+        logger.info("vllm-junctions records traffic, without text, to %s", writer.path)
+    return Recorder(
+        writer, header.block_tokens, header.layout.hash_block_tokens, header.start_ms
+    )
+
+
+def _header(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    scheduler: Any,
+    ids: IdMaker,
+    junctions: bool,
+) -> Header:
     speculative = vllm_config.speculative_config
     layout = layout_of(
         scheduler._store_coord,
@@ -156,28 +176,17 @@ def make_recorder(
         block_bytes=block_bytes_of(kv_cache_config),
         speculative=speculative.method if speculative else None,
     )
-    ids = IdMaker(config.junctions_record_secret)
-    engine = _engine_name(vllm_config)
-    header = Header(
+    return Header(
         junctions_recording=FORMAT_VERSION,
         block_tokens=layout.grain_tokens,
         start_ms=now_ms(),
         id_space=ids.space(getattr(kv_cache_utils, "NONE_HASH", b"")),
         layout=layout,
-        engine=engine,
-        junctions=config.junctions,
+        engine=_engine_name(vllm_config),
+        junctions=junctions,
         local_blocks=kv_cache_config.num_blocks,
         version=__version__,
         vllm_version=vllm_version(),
-    )
-    where = Path(path)
-    if engine:
-        where = where.with_name(f"{where.stem}.{engine}{where.suffix}")
-    writer = RecordingWriter(where, header, ids)
-    if not writer.is_over:
-        logger.info("vllm-junctions records traffic, without text, to %s", writer.path)
-    return Recorder(
-        writer, header.block_tokens, layout.hash_block_tokens, header.start_ms
     )
 
 
@@ -188,60 +197,55 @@ def _engine_name(vllm_config: VllmConfig) -> str:
     return ""
 
 
+class _Recording:
+    """What a store connector does besides, to record the requests it sees finish."""
+
+    _recorder: Recorder | None = None
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig | None = None,
+    ) -> None:
+        base: Any = super()
+        base.__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            assert kv_cache_config is not None
+            scheduler = cast(Any, self).connector_scheduler
+            self._recorder = make_recorder(vllm_config, kv_cache_config, scheduler)
+
+    def update_state_after_alloc(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> None:
+        """Update state after block allocation, and take note of the request."""
+        if self._recorder is not None:
+            self._recorder.allocated(request)
+        cast(Any, super()).update_state_after_alloc(request, *args, **kwargs)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Build the step's metadata, and take the time of first tokens."""
+        if self._recorder is not None:
+            self._recorder.step()
+        return cast(Any, super()).build_connector_meta(scheduler_output)
+
+    def request_finished_all_groups(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Tell the connector that a request ends, and record it."""
+        if self._recorder is not None:
+            self._recorder.finished(request)
+        parent = cast(Any, super())
+        return parent.request_finished_all_groups(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Release connector resources, and write what waits to be recorded."""
+        if self._recorder is not None:
+            self._recorder.writer.close()
+        cast(Any, super()).shutdown()
+
+
 @functools.cache
 def recording(connector_cls: type) -> type:
     """Return a subclass of a store connector that records, under the same name."""
-
-    class Recording(connector_cls):
-        """A store connector that records the requests it sees finish."""
-
-        _recorder: Recorder | None = None
-
-        def __init__(
-            self,
-            vllm_config: VllmConfig,
-            role: KVConnectorRole,
-            kv_cache_config: KVCacheConfig | None = None,
-        ) -> None:
-            super().__init__(vllm_config, role, kv_cache_config)
-            if role == KVConnectorRole.SCHEDULER:
-                assert vllm_config.kv_transfer_config is not None
-                extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-                self._recorder = make_recorder(
-                    extra["junctions_record"],
-                    vllm_config,
-                    cast(KVCacheConfig, kv_cache_config),
-                    self.connector_scheduler,
-                )
-
-        def update_state_after_alloc(
-            self, request: Request, *args: Any, **kwargs: Any
-        ) -> None:
-            """Update state after block allocation, and take note of the request."""
-            if self._recorder is not None:
-                self._recorder.allocated(request)
-            super().update_state_after_alloc(request, *args, **kwargs)
-
-        def build_connector_meta(self, scheduler_output: Any) -> Any:
-            """Build the step's metadata, and take the time of first tokens."""
-            if self._recorder is not None:
-                self._recorder.step()
-            return super().build_connector_meta(scheduler_output)
-
-        def request_finished_all_groups(
-            self, request: Request, *args: Any, **kwargs: Any
-        ) -> Any:
-            """Tell stock that a request ends, and record it."""
-            if self._recorder is not None:
-                self._recorder.finished(request)
-            return super().request_finished_all_groups(request, *args, **kwargs)
-
-        def shutdown(self) -> None:
-            """Release connector resources, and write what waits to be recorded."""
-            if self._recorder is not None:
-                self._recorder.writer.close()
-            super().shutdown()
-
-    Recording.__name__ = connector_cls.__name__
-    Recording.__qualname__ = connector_cls.__qualname__
-    return Recording
+    return type(connector_cls.__name__, (_Recording, connector_cls), {})
