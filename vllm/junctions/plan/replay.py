@@ -164,12 +164,13 @@ class Replay:
     def _look_up(
         self, path: list[Edge], matched: int, prompt: Prompt
     ) -> tuple[list[int], list[int]]:
-        num_policies = len(self.policies)
         # Lookups name no block past the last scheduler block.
         matched = min(matched, self._shape.floor(prompt.num_tokens))
         if not self._stores:
             rows = self._open.rows(path, matched)
-            return self._open.hits(rows, prompt.num_tokens), [matched] * num_policies
+            return self._open.hits(rows, prompt.num_tokens), [matched] * len(
+                self.policies
+            )
         hits, reaches = [], []
         for store in self._stores:
             rows = store.rows(path, matched)
@@ -286,14 +287,14 @@ class Replay:
         """Forget prefixes that nobody came by for longest, a tenth of all."""
         leaves = [(edge.used, edge.end, edge) for edge in self._tree.edges()]
         leaves.sort(key=lambda leaf: (leaf[0], -leaf[1]))
-        before = self._tree.num_units
+        before, enough = self._tree.num_units, 0.9 * self._cluster.max_units
         for _, _, edge in leaves:
-            if self._tree.num_units < 0.9 * self._cluster.max_units:
+            if self._tree.num_units < enough:
                 break
             if not edge.children:
                 self._tree.remove(edge)
-        gone = before - self._tree.num_units
-        self.num_forgotten_tokens += gone * self._tree.unit_tokens
+        num_gone = before - self._tree.num_units
+        self.num_forgotten_tokens += num_gone * self._tree.unit_tokens
 
 
 def _kept(hit: int, replays: tuple[int, ...], others: tuple[int, ...]) -> Kept:
