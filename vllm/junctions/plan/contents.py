@@ -14,6 +14,7 @@ from vllm.junctions.plan import overlaps
 from vllm.junctions.plan.policies import Policy
 from vllm.junctions.plan.shape import Shape
 from vllm.junctions.plan.tree import Edge, add_mark, who_has
+from vllm.junctions.rules.boundaries import merge_boundaries
 
 
 class Row(NamedTuple):
@@ -43,6 +44,14 @@ class Kept:
 
     hit_tokens: int
     positions: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, hit_tokens: int, replays: tuple[int, ...], others: tuple[int, ...]
+    ) -> "Kept":
+        """Return the tails at its replays and at others, as far as it has them."""
+        found = merge_boundaries(replays, others) if others else replays
+        return cls(hit_tokens, tuple(one for one in found if one >= hit_tokens))
 
 
 def bits(who: int) -> Iterator[int]:

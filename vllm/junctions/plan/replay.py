@@ -203,9 +203,9 @@ class Replay:
             # Stock finds one position, and that in its own cache only.
             local = (local_longest,) if local_longest > local_hit else ()
             stored = ()
-        put.to_store.append(_kept(hit, put.replays, stored))
+        put.to_store.append(Kept.of(hit, put.replays, stored))
         if self._locals:
-            put.to_local.append(_kept(hit, put.replays, local))
+            put.to_local.append(Kept.of(hit, put.replays, local))
 
     def _predict(
         self, index: int, put: _Put, hit: int, junctions: tuple[int, ...]
@@ -295,8 +295,3 @@ class Replay:
                 self._tree.remove(edge)
         num_gone = before - self._tree.num_units
         self.num_forgotten_tokens += num_gone * self._tree.unit_tokens
-
-
-def _kept(hit: int, replays: tuple[int, ...], others: tuple[int, ...]) -> Kept:
-    found = merge_boundaries(replays, others) if others else replays
-    return Kept(hit, tuple(position for position in found if position >= hit))
