@@ -48,6 +48,18 @@ bench-ttft: setup
 bench-trace: setup
 	@$(PY) -m benchmarks.trace_replay $(if $(TRACE),"$(TRACE)") $(TRACE_ARGS)
 
+# What recording traffic costs a step; how long a plan of a million requests takes; and
+# whether plans predict what real servers count.
+.PHONY: bench-record bench-plan bench-plan-check
+bench-record: setup
+	@$(PY) -m benchmarks.record_cost
+
+bench-plan: setup
+	@$(PY) -m benchmarks.plan_cost
+
+bench-plan-check: setup
+	@$(PY) -m benchmarks.plan_check
+
 # What predicted tails cost a request, and are worth on made-up traffic, kind by kind.
 TRAFFIC ?= documents chats branching-chats agents editing-agents tool-calls unrelated mixture
 .PHONY: bench-placement

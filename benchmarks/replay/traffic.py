@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, Prompt, Prompts
+from vllm.junctions.plan.prompts import Prompt
+
+TRACE_BLOCK_TOKENS = 512
 
 # A piece of text: its number and its tokens. The same number is the same text, of
 # which a prompt may use the first tokens only.
@@ -146,7 +148,7 @@ TRAFFIC: dict[str, Callable[[Writer, int], Iterator[Arrival]]] = {
 
 def make_traffic(
     kind: str, hash_tokens: int, num_prompts: int = 3000, seed: int = 0
-) -> Prompts:
+) -> list[Prompt]:
     """Return about ``num_prompts`` prompts of a kind, in order of arrival.
 
     Args:
@@ -162,7 +164,7 @@ def make_traffic(
     return number_texts([pieces for _, pieces in arrivals], hash_tokens)
 
 
-def number_texts(texts: list[list[Piece]], hash_tokens: int) -> Prompts:
+def number_texts(texts: list[list[Piece]], hash_tokens: int) -> list[Prompt]:
     """Number the hash units of prompts that are made of pieces.
 
     Two prompts have the same number for a unit where they are the same up to its end.
@@ -180,9 +182,13 @@ def number_texts(texts: list[list[Piece]], hash_tokens: int) -> Prompts:
         num_tokens = sum(tokens for _, tokens in pieces)
         units = numbers.units(_contents(pieces, hash_tokens))
         prompts.append(
-            Prompt(num_tokens, units[: num_tokens // hash_tokens], pieces[0][0])
+            Prompt(
+                num_tokens,
+                units[: num_tokens // hash_tokens].astype(np.uint64),
+                pieces[0][0],
+            )
         )
-    return Prompts(prompts, numbers.num_blocks)
+    return prompts
 
 
 def _contents(pieces: list[Piece], hash_tokens: int) -> np.ndarray:

@@ -44,6 +44,10 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lookup of a long prompt takes tens of milliseconds.
         junctions_predict: Most tails of a prompt that are placed where its first
             sibling is expected to part, as lookups taught; 0 places none.
+        junctions_record: A file to record traffic to, without its text; None: none.
+            Works with ``junctions`` off too. See :mod:`vllm.junctions.record`.
+        junctions_record_secret: What instances of one store share so that their
+            recordings can be planned together; None: a random one for each.
     """
 
     junctions: bool = True
@@ -53,6 +57,8 @@ class JunctionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, msgspec.Meta(ge=1, le=_LONGEST_TIMEOUT_MS)
     ] = 2_000
     junctions_predict: Annotated[int, msgspec.Meta(ge=0, le=MAX_PREDICTED_TAILS)] = 0
+    junctions_record: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    junctions_record_secret: Annotated[str, msgspec.Meta(min_length=8)] | None = None
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "JunctionsConfig":
@@ -128,6 +134,8 @@ _VALUES = {
     "junctions_repairs": "true, false or a list of names",
     "junctions_lookup_timeout_ms": f"1 to {_LONGEST_TIMEOUT_MS}",
     "junctions_predict": f"0 to {MAX_PREDICTED_TAILS}",
+    "junctions_record": "a file to record traffic to, or null",
+    "junctions_record_secret": "8 characters or more, or null",
 }
 
 

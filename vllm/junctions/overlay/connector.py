@@ -21,6 +21,7 @@ from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.core.managers import JUNCTIONS
 from vllm.junctions.overlay.gain import nothing_to_gain
+from vllm.junctions.record.connector import recording
 from vllm.junctions.repairs.late_loads import land_loads
 from vllm.junctions.repairs.short_puts import shorten_puts
 from vllm.junctions.seams import compat
@@ -44,15 +45,18 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         """Return ours, or an object of the stock class and nothing of ours."""
         config = JunctionsConfig.of(vllm_config)
         reason = nothing_to_gain(kv_cache_config) if config.junctions else "off"
+        records = config.junctions_record is not None
         if reason is None:
-            return super().__new__(cls)
+            return super().__new__(recording(cls) if records else cls)
         if role == KVConnectorRole.SCHEDULER and config.junctions:
             logger.info(
                 "vllm-junctions %s: nothing to gain, stock connector, no hooks: %s.",
                 __version__,
                 reason,
             )
-        return stock.MooncakeStoreConnector(vllm_config, role, kv_cache_config)
+        stock_cls = stock.MooncakeStoreConnector
+        made = recording(stock_cls) if records else stock_cls
+        return made(vllm_config, role, kv_cache_config)
 
     def __init__(
         self,

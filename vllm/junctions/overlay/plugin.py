@@ -9,6 +9,7 @@ import functools
 import importlib
 import logging
 import multiprocessing
+from collections.abc import Callable
 from typing import Any
 
 from vllm.junctions.config import JunctionsConfig
@@ -77,12 +78,21 @@ def _register_entry(factory: Any) -> None:
             )
             if not config.junctions:
                 _say_off()
-                return stock_loader()
+                return _stock(stock_loader, config.junctions_record is not None)
         return original(cls, kv_transfer_config)
 
     setattr(load, _MARK, True)
     registry[CONNECTOR_NAME] = load
     factory.get_connector_class = classmethod(get_connector_class)
+
+
+def _stock(load: Callable[[], type], records: bool) -> type:
+    if not records:
+        return load()
+    found: type = importlib.import_module("vllm.junctions.record.connector").recording(
+        load()
+    )
+    return found
 
 
 def _selects_entry(kv_transfer_config: Any) -> bool:

@@ -2,27 +2,35 @@
 import numpy as np
 import pytest
 
-from benchmarks.replay.policies import Policy, policies
-from benchmarks.replay.replay import Cluster, Outcome, Replay
 from benchmarks.replay.traffic import TRAFFIC, make_traffic, number_texts
-from tests.unit.benchmarks.replay.layouts import small_layout
+from tests.unit.plan.layouts import layout_of, small_layout
+from vllm.junctions.plan.policies import policies
+from vllm.junctions.plan.replay import Replay
 
 LAYOUT = small_layout((32, 0), (32, 64))
-POLICIES = {policy.name: policy for policy in policies([], 32, [1])}
+POLICIES = policies([], 32, [1])
+NAMES = [policy.name for policy in POLICIES]
 
 
-def run(prompts, policy: Policy, layout=LAYOUT) -> Outcome:
-    return Replay(policy, layout, prompts, Cluster()).run()
+def run(prompts, layout=LAYOUT):
+    """Return each prompt's hits, and what became of all, by policy."""
+    replay = Replay(POLICIES, layout_of(layout))
+    served = [replay.serve(prompt) for prompt in prompts]
+    hits = {
+        name: [one.hit_tokens[index] for one in served]
+        for index, name in enumerate(NAMES)
+    }
+    return hits, dict(zip(NAMES, replay.finish(), strict=True))
 
 
 def test_texts_share_units_up_to_where_they_part():
     texts = [[(1, 700), (2, 100)], [(1, 700), (3, 100)], [(1, 600), (4, 90)]]
-    first, second, third = number_texts(texts, 4).prompts
+    first, second, third = number_texts(texts, 4)
     assert [prompt.num_tokens for prompt in (first, second, third)] == [800, 800, 690]
-    same = first.units == second.units
+    same = first.ids == second.ids
     assert same[: 700 // 4].all()
     assert not same[700 // 4 :].any()
-    same = second.units[: len(third.units)] == third.units
+    same = second.ids[: len(third.ids)] == third.ids
     assert same[: 600 // 4].all()
     assert not same[600 // 4 :].any()
 
@@ -31,23 +39,23 @@ def test_texts_share_units_up_to_where_they_part():
 def test_the_same_seed_makes_the_same_prompts(kind):
     first, again = (make_traffic(kind, 64, 40) for _ in range(2))
     other = make_traffic(kind, 64, 40, seed=1)
-    assert len(first.prompts) >= 40 // len(TRAFFIC) * (len(TRAFFIC) - 1)
-    for prompt, same in zip(first.prompts, again.prompts, strict=True):
-        assert np.array_equal(prompt.units, same.units)
-    assert first.num_tokens != other.num_tokens
+    assert len(first) >= 40 // len(TRAFFIC) * (len(TRAFFIC) - 1)
+    for prompt, same in zip(first, again, strict=True):
+        assert np.array_equal(prompt.ids, same.ids)
+    assert sum(p.num_tokens for p in first) != sum(p.num_tokens for p in other)
 
 
 def test_documents_gain_and_unrelated_prompts_pay_nothing():
     documents = make_traffic("documents", 32, 400)
-    outcomes = {name: run(documents, policy) for name, policy in POLICIES.items()}
+    _, outcomes = run(documents)
     dense, junctions, predicted = (
-        sum(outcomes[name].hit_tokens)
+        outcomes[name].hit_tokens
         for name in ("dense", "junctions", "junctions+predict-1")
     )
     # Most of what junctions leave.
     assert dense - predicted < (dense - junctions) / 2
-    unrelated = run(make_traffic("unrelated", 32, 200), POLICIES["junctions+predict-1"])
-    assert unrelated.num_predicted_tails == 0
+    _, unrelated = run(make_traffic("unrelated", 32, 200))
+    assert unrelated["junctions+predict-1"].num_predicted_tails == 0
 
 
 @pytest.mark.parametrize("eagle", [frozenset(), frozenset({1})])
@@ -59,8 +67,9 @@ def test_siblings_that_share_less_and_less_hit_from_the_fourth_on(
     texts = [[(1, tokens), (10 + index, 250)] for index, tokens in enumerate(shared)]
     prompts = number_texts(texts, 32)
     layout = small_layout((32, 0), (32, 64), eagle=eagle)
+    hits, _ = run(prompts, layout)
     for name in ("stock", "junctions"):
-        assert not any(run(prompts, POLICIES[name], layout).hit_tokens)
-    outcome = run(prompts, POLICIES["junctions+predict-1"], layout)
-    for hit, tokens in list(zip(outcome.hit_tokens, shared, strict=True))[4:]:
+        assert not any(hits[name])
+    predicted = hits["junctions+predict-1"]
+    for hit, tokens in list(zip(predicted, shared, strict=True))[4:]:
         assert hit >= 0.8 * tokens

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
 )
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, Prompt
+from tests.unit.plan.reference.trace import TRACE_BLOCK_TOKENS, Prompt
 
 _HASH_BYTES = 8
 

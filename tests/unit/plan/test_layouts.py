@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from vllm.config import CacheConfig
@@ -13,11 +14,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from benchmarks.replay.layouts import (
+from tests.unit.plan.layouts import layout_of
+from tests.unit.plan.reference.models import (
     LAYOUTS,
     deepseek_v4_flash_layers,
     gemma3_12b_layers,
 )
+from vllm.junctions.plan.layouts import LAYOUTS as PLANNED
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -67,6 +70,16 @@ def _summaries(groups):
         (frozenset(g.layer_names), g.kv_cache_spec.block_size, g.is_eagle_group)
         for g in groups
     }
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_plans_layouts_are_those_of_the_models(name):
+    found = msgspec.structs.replace(
+        layout_of(LAYOUTS[name]),
+        summary=PLANNED[name].summary,
+        speculative=PLANNED[name].speculative,
+    )
+    assert found == PLANNED[name]
 
 
 def test_deepseek_v4_flash_has_the_block_sizes_of_the_seed_table():

@@ -1,86 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces in Mooncake's format, and their prompts as hash units.
+"""Prompts of a trace as numbered hash units."""
 
-A line is a request: ``timestamp`` (ms), ``input_length`` and ``output_length``
-(tokens), ``hash_ids`` (one a block of 512 tokens; equal ids mean equal prefixes).
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
-from msgspec import Meta
+
+from vllm.junctions.plan.trace import TraceRequest
 
 TRACE_BLOCK_TOKENS = 512
-
-
-class TraceError(Exception):
-    """A trace that cannot be replayed; the message is one sentence for its user."""
-
-
-class TraceRequest(msgspec.Struct, frozen=True):
-    """One line of a trace."""
-
-    timestamp: Annotated[float, Meta(ge=0)]
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
-    hash_ids: list[int]
-
-
-def read_trace(path: Path, num_requests: int | None = None) -> list[TraceRequest]:
-    """Read a trace, in the order in which its requests arrive.
-
-    Args:
-        path: A JSONL file.
-        num_requests: How many lines to read; None for all.
-
-    Raises:
-        TraceError: There is no such file, it holds no request, or a line is none.
-    """
-    try:
-        with path.open("rb") as lines:
-            requests = list(_read_lines(lines, path, num_requests))
-    except OSError as error:
-        raise TraceError(
-            f"Cannot read the trace {path}: {error.strerror or error}."
-        ) from error
-    if not requests:
-        raise TraceError(f"The trace {path} holds no requests.")
-    return sorted(requests, key=lambda request: request.timestamp)
-
-
-def _read_lines(
-    lines: Iterator[bytes], path: Path, num_requests: int | None
-) -> Iterator[TraceRequest]:
-    decoder = msgspec.json.Decoder(TraceRequest)
-    num_read = 0
-    for number, line in enumerate(lines, start=1):
-        if num_read == num_requests:
-            return
-        if not line.strip():
-            continue
-        try:
-            request = decoder.decode(line)
-        except msgspec.ValidationError as error:
-            raise TraceError(
-                f"Line {number} of {path} is no request: {error}."
-            ) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(
-                f"Line {number} of {path} is no complete JSON object: {error}."
-            ) from error
-        num_blocks = -(-request.input_length // TRACE_BLOCK_TOKENS)
-        if len(request.hash_ids) != num_blocks:
-            raise TraceError(
-                f"Line {number} of {path} has {len(request.hash_ids)} hash_ids, but "
-                f"{request.input_length} tokens are {num_blocks} blocks of "
-                f"{TRACE_BLOCK_TOKENS}."
-            )
-        yield request
-        num_read += 1
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ Knows no coordinator, no mask and no search: sets of blocks, and every position 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.replay.layouts import ModelLayout
-from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tests.unit.plan.reference.models import ModelLayout
+from tests.unit.plan.reference.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay.policies import CEILING, DENSE, JUNCTIONS, STOCK
-from benchmarks.replay.report import TraceReport, describe, percent
+from vllm.junctions.plan.advice import percent
+from vllm.junctions.plan.figures import PlanReport
+from vllm.junctions.plan.policies import CEILING, DENSE, JUNCTIONS, STOCK
+from vllm.junctions.plan.text import describe
 
 _COLOURS = {STOCK: "#c0392b", JUNCTIONS: "#1e8449", DENSE: "#2c3e50"}
 _INTERVAL_COLOUR = "#7f8c8d"
@@ -23,8 +25,16 @@ _LOW_INTERVAL_PLACE = (-10, 2, "right")
 _HIGH_INTERVAL_PLACE = (4, -30, "left")
 
 
-def write_picture(report: TraceReport, path: Path) -> bool:
-    """Draw a report; return False where there is nothing to compare."""
+class NoPicture(Exception):
+    """There is none to draw; the message says why."""
+
+
+def write_picture(report: PlanReport, path: Path) -> None:
+    """Draw a report.
+
+    Raises:
+        NoPicture: There is nothing to compare, or nothing to draw with.
+    """
     points = {
         name: (figures.bytes_share_of_dense, figures.hit_share_of_ceiling)
         for name, figures in report.policies.items()
@@ -33,9 +43,11 @@ def write_picture(report: TraceReport, path: Path) -> bool:
         and figures.hit_share_of_ceiling is not None
     }
     if len(points) < 2:
-        return False
-    import matplotlib
-
+        raise NoPicture("no two prompts of this trace share a prefix.")
+    try:
+        import matplotlib
+    except ImportError:
+        raise NoPicture("that needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -47,7 +59,6 @@ def write_picture(report: TraceReport, path: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-    return True
 
 
 def _draw_bounds(axes: Any, least_bytes: float) -> None:
@@ -112,7 +123,7 @@ def _is_interval(name: str) -> bool:
     return name not in _COLOURS
 
 
-def _label_axes(axes: Any, report: TraceReport) -> None:
+def _label_axes(axes: Any, report: PlanReport) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.set_xscale("log")

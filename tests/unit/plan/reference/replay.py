@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One policy on one trace: who hits what, and what the store gets.
+"""One policy on one trace, block by block through the real coordinators.
+
+What :mod:`vllm.junctions.plan.replay` says faster; tests compare the two.
 
 Searches and masks are those of vLLM's store coordinator and of this package's; only
 caches and the router are models.
@@ -16,11 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
     MooncakeStoreCoordinator,
 )
 
-from benchmarks.replay.cache import BlockCache
-from benchmarks.replay.keys import Answers, KeySpace, PromptBlocks
-from benchmarks.replay.layouts import ModelLayout
-from benchmarks.replay.policies import Policy
-from benchmarks.replay.trace import Prompt, Prompts
+from tests.unit.plan.reference.cache import BlockCache
+from tests.unit.plan.reference.keys import Answers, KeySpace, PromptBlocks
+from tests.unit.plan.reference.models import ModelLayout
+from tests.unit.plan.reference.trace import Prompt, Prompts
+from vllm.junctions.plan.policies import Policy
 from vllm.junctions.rules.best_tails import dense_span_tokens
 from vllm.junctions.rules.boundaries import merge_boundaries
 from vllm.junctions.rules.placement import FinishedLookup, TailPlacement

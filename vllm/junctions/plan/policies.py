@@ -54,28 +54,14 @@ def policies(
                 f"A retention interval of {interval} tokens is no positive multiple "
                 f"of the scheduler block, {scheduler_block_tokens} tokens."
             )
+    every = sorted(set(intervals))
     return [
         Policy(CEILING, "full attention alone", full_attention_only=True),
         Policy(DENSE, "tails at every scheduler block", retention_interval=None),
         Policy(STOCK, "tails where the same prompt could resume"),
         Policy(JUNCTIONS, "stock's, and those where prompts part", junctions=True),
-        *(
-            Policy(
-                f"every-{interval}",
-                f"stock's, and those at every {interval} tokens",
-                retention_interval=interval,
-            )
-            for interval in sorted(set(intervals))
-        ),
-        *(
-            Policy(
-                f"{JUNCTIONS}+every-{interval}",
-                f"junctions', and those at every {interval} tokens",
-                retention_interval=interval,
-                junctions=True,
-            )
-            for interval in sorted(set(intervals))
-        ),
+        *(_every(interval, junctions=False) for interval in every),
+        *(_every(interval, junctions=True) for interval in every),
         *(
             Policy(
                 f"{JUNCTIONS}+predict-{num_tails}",
@@ -86,3 +72,13 @@ def policies(
             for num_tails in predicted
         ),
     ]
+
+
+def _every(interval: int, junctions: bool) -> Policy:
+    return Policy(
+        f"{JUNCTIONS}+every-{interval}" if junctions else f"every-{interval}",
+        f"{'junctions' if junctions else 'stock'}'s, and those at every {interval} "
+        "tokens",
+        retention_interval=interval,
+        junctions=junctions,
+    )

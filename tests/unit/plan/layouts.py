@@ -4,10 +4,17 @@
 import random
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
+    MooncakeStoreCoordinator,
+)
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from benchmarks.replay.layouts import ModelLayout
-from benchmarks.replay.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tests.unit.plan.reference.models import ModelLayout
+from tests.unit.plan.reference.trace import TRACE_BLOCK_TOKENS
+from vllm.junctions.plan.prompts import Prompt, Units
+from vllm.junctions.plan.trace import TraceRequest
+from vllm.junctions.record.format import Layout
+from vllm.junctions.record.layout import layout_of as describe_layout
 
 _SHAPE = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 
@@ -42,6 +49,27 @@ SMALL_LAYOUTS = {
         (256, 0), (64, 128), (64, 128), (16, 8), eagle=frozenset({2})
     ),
 }
+
+
+def layout_of(model: ModelLayout) -> Layout:
+    """What a recording would say of a layout: as a real coordinator has it."""
+    coordinator = MooncakeStoreCoordinator(
+        model.groups,
+        model.scheduler_block_tokens,
+        model.hash_tokens,
+        any(group.is_eagle_group for group in model.groups),
+        retention_interval=0,
+    )
+    return describe_layout(coordinator, name=model.name, block_bytes=model.block_bytes)
+
+
+def prompts_of(trace: list[TraceRequest], layout: Layout) -> list[Prompt]:
+    """A trace's prompts, one after the other."""
+    units = Units(TRACE_BLOCK_TOKENS, layout.grain_tokens)
+    return [
+        Prompt(one.input_length, units.of(one.hash_ids, one.input_length))
+        for one in trace
+    ]
 
 
 def request(length: int, *hash_ids: int, timestamp: float = 0.0) -> TraceRequest:
