@@ -44,6 +44,7 @@ def _rebind_store_names() -> None:
     from vllm.junctions.store.coordinator import JunctionStoreCoordinator
     from vllm.junctions.store.scheduler import JunctionStoreScheduler
     from vllm.junctions.store.sender import JunctionSendingThread
+    from vllm.junctions.store.server import JunctionLookupServer
     from vllm.junctions.store.worker import JunctionStoreWorker
 
     for module_name in (
@@ -59,4 +60,5 @@ def _rebind_store_names() -> None:
             MooncakeStoreWorker=JunctionStoreWorker,
             KVCacheStoreSendingThread=JunctionSendingThread,
             LookupKeyClient=JunctionLookupClient,
+            LookupKeyServer=JunctionLookupServer,
         )

@@ -31,12 +31,13 @@ from vllm.junctions import repairs
 from vllm.junctions.lookup.client import JunctionLookupClient
 from vllm.junctions.lookup.found import Found
 from vllm.junctions.lookup.two_phase.plan import LookupPlan
-from vllm.junctions.lookup.wire import HitUnits, add_junctions, take_junctions
+from vllm.junctions.lookup.wire import HitUnits, add_junctions
 from vllm.junctions.metrics.counted import LOOKUPS, JunctionCounters
 from vllm.junctions.metrics.report import LookupOutcome
 from vllm.junctions.seams.switches import switch_on
 from vllm.junctions.store.data import JunctionReqMeta
 from vllm.junctions.store.sender import JunctionSendingThread
+from vllm.junctions.store.server import ServedWorker
 from vllm.junctions.store.worker import JunctionStoreWorker
 
 _BLOCK = 32
@@ -354,10 +355,10 @@ def _worker(store, coord) -> JunctionStoreWorker:
 
 
 def _lookup(worker, num_tokens, block_hashes):
-    result = take_junctions(worker.lookup(num_tokens, block_hashes), num_tokens)
-    # What stock's readers look at is stock's: one entry per group of a hit.
+    result = worker.lookup(num_tokens, block_hashes)
+    # What stock's readers see is stock's: one entry per group of a hit.
     assert all(entry.group_id < 2 for entry in result.tail_key_boundaries)
-    return result.hit_length, list(result.junctions)
+    return result.hit_length, list(getattr(result, "junctions", ()))
 
 
 def test_a_lookup_reports_where_siblings_part(layout, worker_on):
@@ -367,11 +368,12 @@ def test_a_lookup_reports_where_siblings_part(layout, worker_on):
     assert _lookup(worker_on(store, layout), 26 * 32, sibling) == (0, [512])
 
 
-def test_junctions_are_entries_that_no_group_has(layout, worker_on):
+def test_a_lookup_server_answers_with_sentinel_entries(layout, worker_on):
     store, block_hashes = KeyStore(), hashes(31)
     _save(_sender(store, layout), block_hashes, 992, ())
     sibling = block_hashes[:16] + hashes(10, "sibling")
-    answer = worker_on(store, layout).lookup(26 * 32, sibling)
+    served = ServedWorker(worker_on(store, layout))
+    answer = served.lookup(26 * 32, sibling)
     assert answer.tail_key_boundaries == (TailKeyBoundary(0xFFFFFFFF, 512),)
 
 

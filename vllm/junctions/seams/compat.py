@@ -80,6 +80,7 @@ STORE_SEAMS = (
     ),
     Seam(f"{STORE_WORKER}:LookupKeyClient.discard", ("req_id",)),
     Seam(f"{STORE_WORKER}:get_zmq_rpc_path_lookup", ("vllm_config",)),
+    Seam(f"{STORE_WORKER}:LookupKeyServer.__init__", ("store_worker", "vllm_config")),
     Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._handle_request", ("req_meta",)),
     Seam(f"{STORE_WORKER}:KVCacheStoreSendingThread._boundary_puts", ("req_meta",)),
     Seam(

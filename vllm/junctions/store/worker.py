@@ -30,13 +30,14 @@ from vllm.junctions.lookup.found import Found
 from vllm.junctions.lookup.probe import StoreProbe
 from vllm.junctions.lookup.two_phase import search
 from vllm.junctions.lookup.two_phase.plan import LookupPlan, plan_lookups
-from vllm.junctions.lookup.wire import add_junctions
+from vllm.junctions.lookup.wire import JunctionLookupResult
 from vllm.junctions.metrics.counted import JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
 from vllm.junctions.metrics.report import LookupReport
 from vllm.junctions.seams.compat import STORE_WORKER
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.sender import JunctionSendingThread, SavingCoordinator
+from vllm.junctions.store.server import JunctionLookupServer
 
 logger = init_logger(__name__)
 
@@ -53,7 +54,11 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     protocol = ""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        with substituted(STORE_WORKER, MooncakeStoreCoordinator=SavingCoordinator):
+        with substituted(
+            STORE_WORKER,
+            MooncakeStoreCoordinator=SavingCoordinator,
+            LookupKeyServer=JunctionLookupServer,
+        ):
             super().__init__(vllm_config, kv_cache_config)
         # Where the stock constructor has just found it.
         self.protocol = stock_worker.MooncakeStoreConfig.load_from_config().protocol
@@ -88,11 +93,11 @@ class JunctionStoreWorker(MooncakeStoreWorker):
     def lookup(
         self, num_tokens: int, block_hashes: Sequence[BlockHash]
     ) -> MooncakeLookupResult:
-        """Look up a request's prefix; answer the joint hit and junctions.
+        """Look up a request's prefix; return the joint hit and junctions.
 
         Runs on the one lookup thread of rank 0. Whatever goes wrong costs the hit
-        only. The answer's entries are stock's and, behind them, one a junction: see
-        :mod:`~vllm.junctions.lookup.wire`.
+        only. The result's entries are stock's; a :class:`JunctionLookupResult` if
+        there are junctions.
 
         Source: extends ``MooncakeStoreWorker.lookup``.
 
@@ -115,8 +120,10 @@ class JunctionStoreWorker(MooncakeStoreWorker):
         self._observe(report, found, block_hashes)
         if found is None:
             return MooncakeLookupResult(0)
-        stock = MooncakeLookupResult(found.hit_length, found.tail_key_boundaries)
-        return add_junctions(stock, report.junctions)
+        hit = found.hit_length, found.tail_key_boundaries
+        if not report.junctions:
+            return MooncakeLookupResult(*hit)
+        return JunctionLookupResult(*hit, report.junctions)
 
     def _look_up(
         self, probe: StoreProbe, num_tokens: int, block_hashes: Sequence[BlockHash]
