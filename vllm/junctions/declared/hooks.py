@@ -163,7 +163,7 @@ HOOKS = HookSet(
         ),
         Hook(
             "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
-            ("request_id", "prompt", "params"),
+            ("request_id", "prompt", "params", "supported_tasks"),
             "A rendered prompt has no way to a request's kv_transfer_params.",
             "Adds the positions noted in a prompt to a copy of its parameters.",
             _REMOVE_WHEN,

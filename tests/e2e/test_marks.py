@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mark on a chat message serves the first sibling on another instance."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.junction_probe import ServerUnderProbe
+from testbed.chat import words, write_tokenizer
+from testbed.models import GEMMA3
+from testbed.server import VllmServer, serving
+from tests.e2e.client import REPETITION_VARIABLE, reset_local_cache
+
+_ARGUMENTS = ("--no-skip-tokenizer-init", "--enable-prompt-tokens-details")
+_MARK = {"cache_control": {"type": "ephemeral"}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object"}},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(master, make_server) -> Iterator[tuple[VllmServer, VllmServer]]:
+    """Two servers on one store that take chats."""
+    config = master.write_client_config()
+    servers = [
+        make_server(mooncake_config=config, weights_seed=1, server_args=_ARGUMENTS)
+        for _ in range(2)
+    ]
+    for server in servers:
+        write_tokenizer(Path(server.model))
+    with serving(*servers):
+        yield servers[0], servers[1]
+
+
+def _documents(name: str, *questions: str, mark: dict[str, Any]) -> list[list[dict]]:
+    """Chats that share a system message and a document, marked, and no question."""
+    seed = name + os.environ.get(REPETITION_VARIABLE, "")
+    document = {"type": "text", "text": words(seed, 900) + ".", **mark}
+    return [
+        [
+            {"role": "system", "content": "Answer from the document."},
+            {
+                "role": "user",
+                "content": [
+                    document,
+                    {"type": "text", "text": f"{question} {words(question, 200)}"},
+                ],
+            },
+        ]
+        for question in questions
+    ]
+
+
+def _post(server: VllmServer, path: str, **body: Any) -> httpx.Response:
+    reply = httpx.post(
+        f"{server.base_url}{path}", json={"model": server.model, **body}, timeout=300
+    )
+    assert reply.is_success, reply.text
+    return reply
+
+
+def _shared_tokens(server: VllmServer, one: list[dict], other: list[dict]) -> int:
+    ids = [
+        _post(server, "/tokenize", messages=messages).json()["tokens"]
+        for messages in (one, other)
+    ]
+    pairs = zip(*ids, strict=False)
+    return next(n for n, (a, b) in enumerate(pairs) if a != b)
+
+
+def _ask(server: VllmServer, messages: list[dict], **fields: Any) -> tuple[int, Any]:
+    """Return the tokens that a chat hit in the store, and the server's answer."""
+    probe = ServerUnderProbe(server.base_url)
+    before = probe.counters()
+    reply = _post(
+        server, "/v1/chat/completions", messages=messages, max_tokens=4, **fields
+    )
+    # More than any prompt here: what is hit is not bounded by it.
+    _, store = probe.hits_since(before, 1 << 20)
+    return store, reply
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "mark", [_MARK, {"prompt_cache_breakpoint": True}], ids=["anthropic", "openai"]
+)
+def test_the_first_sibling_of_a_marked_document_hits_elsewhere(pair, mark, stream):
+    one, two = pair
+    a, b = _documents(f"{stream}{mark}", "Why?", "Who was it?", mark=mark)
+    shared = _shared_tokens(one, a, b)
+    block = GEMMA3.block_tokens
+    assert shared % block > 2, "the mark must not be at the edge of a block"
+    fields: dict[str, Any] = {"stream": stream, "tools": [_TOOL], "tool_choice": "none"}
+    assert _ask(one, a, **fields)[0] == 0
+    reset_local_cache(one)  # once its saves have landed
+    store, reply = _ask(two, b, **fields, **_usage(stream))
+    assert store == shared // block * block > 1000
+    assert f'"cached_tokens":{store}' in reply.text.replace(" ", "")
+
+
+def test_without_a_mark_the_first_sibling_hits_nothing(pair):
+    one, two = pair
+    a, b = _documents("plain", "Why?", "Who was it?", mark={})
+    _ask(one, a)
+    reset_local_cache(one)
+    assert _ask(two, b)[0] == 0
+
+
+def test_a_bad_mark_is_served_and_counted(pair):
+    one, _ = pair
+    (a,) = _documents("bad", "Why?", mark={"cache_control": "please"})
+    _ask(one, a)
+    _ask(one, a)
+    metrics = httpx.get(f"{one.base_url}/metrics").text.splitlines()
+    (line,) = (
+        text
+        for text in metrics
+        if text.startswith("vllm:junctions_marks_total{")
+        and 'outcome="malformed"' in text
+    )
+    assert float(line.split()[-1]) >= 1
+    assert one.log().count("Ignored a mark on a chat message: cache_control") == 1
+    assert "marks on chat messages are read." in one.log()
+
+
+def _usage(stream: bool) -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}} if stream else {}
