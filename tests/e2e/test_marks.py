@@ -64,25 +64,26 @@ def _post(server: VllmServer, path: str, **body: Any) -> httpx.Response:
     return reply
 
 
+def _token_ids(server: VllmServer, messages: list[dict]) -> list[int]:
+    return _post(server, "/tokenize", messages=messages).json()["tokens"]
+
+
 def _shared_tokens(server: VllmServer, one: list[dict], other: list[dict]) -> int:
-    ids = [
-        _post(server, "/tokenize", messages=messages).json()["tokens"]
-        for messages in (one, other)
-    ]
-    pairs = zip(*ids, strict=False)
-    return next(n for n, (a, b) in enumerate(pairs) if a != b)
+    ids = zip(_token_ids(server, one), _token_ids(server, other), strict=False)
+    return next(n for n, (a, b) in enumerate(ids) if a != b)
 
 
-def _ask(server: VllmServer, messages: list[dict], **fields: Any) -> tuple[int, Any]:
+def _ask(server: VllmServer, messages: list[dict], **fields: Any) -> tuple[int, str]:
     """Return the tokens that a chat hit in the store, and the server's answer."""
+    num_tokens = len(_token_ids(server, messages))
     probe = ServerUnderProbe(server.base_url)
     before = probe.counters()
     reply = _post(
         server, "/v1/chat/completions", messages=messages, max_tokens=4, **fields
     )
-    # More than any prompt here: what is hit is not bounded by it.
-    _, store = probe.hits_since(before, 1 << 20)
-    return store, reply
+    local, store = probe.hits_since(before, num_tokens)
+    assert local == 0
+    return store, reply.text
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -98,9 +99,9 @@ def test_the_first_sibling_of_a_marked_document_hits_elsewhere(pair, mark, strea
     fields: dict[str, Any] = {"stream": stream, "tools": [_TOOL], "tool_choice": "none"}
     assert _ask(one, a, **fields)[0] == 0
     reset_local_cache(one)  # once its saves have landed
-    store, reply = _ask(two, b, **fields, **_usage(stream))
+    store, answer = _ask(two, b, **fields, **_usage(stream))
     assert store == shared // block * block > 1000
-    assert f'"cached_tokens":{store}' in reply.text.replace(" ", "")
+    assert f'"cached_tokens":{store}' in answer.replace(" ", "")
 
 
 def test_without_a_mark_the_first_sibling_hits_nothing(pair):
