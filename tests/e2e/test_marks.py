@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from benchmarks.junction_probe import ServerUnderProbe
@@ -43,7 +45,8 @@ def _documents(name: str, *questions: str, mark: dict[str, Any]) -> list[list[di
     document = {"type": "text", "text": words(seed, 900) + ".", **mark}
     return [
         [
-            {"role": "system", "content": "Answer from the document."},
+            # Its own from the first block on.
+            {"role": "system", "content": f"{words((seed, 1), 4)}: answer from it."},
             {
                 "role": "user",
                 "content": [
@@ -104,6 +107,59 @@ def test_the_first_sibling_of_a_marked_document_hits_elsewhere(pair, mark, strea
     assert f'"cached_tokens":{store}' in answer.replace(" ", "")
 
 
+def test_clients_of_openai_and_anthropic_mark_as_they_do_elsewhere(pair):
+    one, two = pair
+    for name, ask in (("openai", _ask_openai), ("anthropic", _ask_anthropic)):
+        document = words(name + os.environ.get(REPETITION_VARIABLE, ""), 900)
+        ask(one, document, "Why? " + words("why", 200))
+        reset_local_cache(one)
+        probe = ServerUnderProbe(two.base_url)
+        before = probe.counters()
+        num_tokens, num_cached = ask(two, document, "Who? " + words("who", 200))
+        local, store = probe.hits_since(before, num_tokens)
+        assert (local, store) == (0, num_cached)
+        assert num_cached > 1000
+
+
+def _ask_openai(server: VllmServer, document: str, question: str) -> tuple[int, int]:
+    """Return the tokens of a prompt and how many of them were cached."""
+    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
+    content: list[Any] = [
+        {"type": "text", "text": document, "prompt_cache_breakpoint": True},
+        {"type": "text", "text": question},
+    ]
+    answer = client.chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": content}],
+        max_tokens=4,
+    )
+    usage = answer.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0
+
+
+def _ask_anthropic(server: VllmServer, document: str, question: str) -> tuple[int, int]:
+    """Likewise."""
+    client = anthropic.Anthropic(base_url=server.base_url, api_key="none")
+    answer = client.messages.create(
+        model=server.model,
+        max_tokens=4,
+        system=[
+            {
+                "type": "text",
+                "text": document,
+                "cache_control": {"type": "ephemeral"},
+            }
+        ],
+        messages=[{"role": "user", "content": question}],
+    )
+    usage = answer.usage
+    cached = usage.cache_read_input_tokens or 0
+    created = usage.cache_creation_input_tokens or 0
+    return usage.input_tokens + cached + created, cached
+
+
 def test_without_a_mark_the_first_sibling_hits_nothing(pair):
     one, two = pair
     a, b = _documents("plain", "Why?", "Who was it?", mark={})
@@ -126,7 +182,7 @@ def test_a_bad_mark_is_served_and_counted(pair):
     )
     assert float(line.split()[-1]) >= 1
     assert one.log().count("Ignored a mark on a chat message: cache_control") == 1
-    assert "marks on chat messages are read." in one.log()
+    assert "marks are read on chat messages and Anthropic messages." in one.log()
 
 
 def _usage(stream: bool) -> dict[str, Any]:

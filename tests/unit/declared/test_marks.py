@@ -65,6 +65,13 @@ def test_marks_on_what_is_no_text_and_beside_media_are_ignored():
     assert marks.ignored == (MarkOutcome.NOT_TEXT, MarkOutcome.MEDIA)
 
 
+@pytest.mark.parametrize("kind", [None, [], {}, 3, "image_url", "nonsense"])
+def test_a_part_of_any_type_may_stand_beside_a_mark(kind):
+    marks = find_marks([_user({"type": kind}, _text("a", **_EPHEMERAL))])
+    assert marks is not None
+    assert (marks.places, marks.ignored) == ((), (MarkOutcome.MEDIA,))
+
+
 def test_a_mark_on_a_message_is_the_end_of_its_string():
     marks = find_marks([{"role": "system", "content": "s", **_EPHEMERAL}])
     assert marks is not None

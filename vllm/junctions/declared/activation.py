@@ -54,13 +54,25 @@ def switch_on() -> None:
 
     Says in the log what came of it, once.
     """
+    read = [what for what, module in _READERS.items() if _install(what, module)]
+    if read:
+        logger.info(
+            "vllm-junctions %s: marks are read on %s.", __version__, " and ".join(read)
+        )
+
+
+_READERS = {
+    "chat messages": "vllm.junctions.declared.hooks",
+    "Anthropic messages": "vllm.junctions.declared.anthropic",
+}
+
+
+def _install(what: str, module: str) -> bool:
     try:
-        importlib.import_module("vllm.junctions.declared.hooks").HOOKS.install()
+        importlib.import_module(module).HOOKS.install()
     except JunctionsError as error:
         logger.warning(
-            "vllm-junctions %s: marks on chat messages are ignored: %s",
-            __version__,
-            error,
+            "vllm-junctions %s: marks on %s are ignored: %s", __version__, what, error
         )
-        return
-    logger.info("vllm-junctions %s: marks on chat messages are read.", __version__)
+        return False
+    return True

@@ -14,12 +14,12 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from vllm.junctions.declared.activation import reads_marks
-from vllm.junctions.declared.marks import Marks, find_marks
+from vllm.junctions.declared.anthropic import chat_of
+from vllm.junctions.declared.counting import count
+from vllm.junctions.declared.marks import find_marks, with_probes
 from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.declared.positions import with_marks
-from vllm.junctions.declared.reader import MarkReader, finish
-from vllm.junctions.metrics.counted import MARKS
-from vllm.junctions.metrics.front_end import FRONT_END
+from vllm.junctions.declared.reader import MarkedChat, MarkReader, finish
 from vllm.junctions.rules.declared import DECLARED_KEY
 from vllm.junctions.seams.registry import Hook, HookSet
 
@@ -35,9 +35,9 @@ def _render_chat_async(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, conversations: Any, chat_params: Any, *args: Any, **kwargs: Any
     ) -> Any:
         rendered = await original(self, conversations, chat_params, *args, **kwargs)
-        for number, marks in _marked(self, conversations, kwargs):
+        for number, chat in _marked(self, conversations, kwargs):
             reader = MarkReader(self, chat_params, _tok_params(args, kwargs), True)
-            await _take(reader, marks, conversations[number], rendered[1][number])
+            await _take(reader, chat, rendered[1][number])
         return rendered
 
     return render_chat_async
@@ -49,9 +49,9 @@ def _render_chat(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, conversations: Any, chat_params: Any, *args: Any, **kwargs: Any
     ) -> Any:
         rendered = original(self, conversations, chat_params, *args, **kwargs)
-        for number, marks in _marked(self, conversations, kwargs):
+        for number, chat in _marked(self, conversations, kwargs):
             reader = MarkReader(self, chat_params, _tok_params(args, kwargs), False)
-            finish(_take(reader, marks, conversations[number], rendered[1][number]))
+            finish(_take(reader, chat, rendered[1][number]))
         return rendered
 
     return render_chat
@@ -75,46 +75,43 @@ def _tok_params(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _marked(
     renderer: Any, conversations: Any, kwargs: dict[str, Any]
-) -> list[tuple[int, Marks]]:
+) -> list[tuple[int, MarkedChat]]:
     """Return number and marks of the conversations that have marks."""
     # Without a cache for media nothing is rendered for an engine.
     if kwargs.get("skip_mm_cache"):
         return []
-    found = [(n, find_marks(messages)) for n, messages in enumerate(conversations)]
-    marked = [(number, marks) for number, marks in found if marks is not None]
+    found = [(n, _marks_of(messages)) for n, messages in enumerate(conversations)]
+    marked = [(number, chat) for number, chat in found if chat is not None]
     if not marked or not reads_marks(renderer.config.kv_transfer_config):
         return []
     return marked
 
 
-async def _take(
-    reader: MarkReader, marks: Marks, messages: Any, engine_input: Any
-) -> None:
+def _marks_of(messages: Any) -> MarkedChat | None:
+    if (sent := chat_of(messages)) is not None:
+        return MarkedChat(sent.marks, sent.probed)
+    marks = find_marks(messages)
+    if marks is None:
+        return None
+    return MarkedChat(marks, lambda: with_probes(messages, marks))
+
+
+async def _take(reader: MarkReader, chat: MarkedChat, engine_input: Any) -> None:
+    marks = chat.marks
     outcomes: list[int | MarkOutcome] = list(marks.ignored)
     detail = ""
     if marks.places:
         try:
-            outcomes += await reader.positions(marks, messages, engine_input)
+            outcomes += await reader.positions(chat, engine_input)
         # Whatever a template does with the probes, the request is rendered already.
         except Exception as error:
             outcomes += [MarkOutcome.FAILED] * len(marks.places)
             detail = f" ({error!r})"
     positions = [outcome for outcome in outcomes if isinstance(outcome, int)]
     for outcome in outcomes:
-        _count(MarkOutcome.TAKEN if isinstance(outcome, int) else outcome, detail)
+        count(MarkOutcome.TAKEN if isinstance(outcome, int) else outcome, detail)
     if positions:
         engine_input[_POSITIONS] = tuple(positions)
-
-
-def _count(outcome: MarkOutcome, detail: str = "") -> None:
-    if outcome is MarkOutcome.TAKEN:
-        FRONT_END.add(MARKS, 1, outcome.value)
-        return
-    FRONT_END.add_once_told(
-        MARKS,
-        outcome.value,
-        f"Ignored a mark on a chat message: {outcome.meaning}{detail}.",
-    )
 
 
 def _with_positions(params: Any, positions: tuple[int, ...]) -> Any:
@@ -125,7 +122,7 @@ def _with_positions(params: Any, positions: tuple[int, ...]) -> Any:
     kv_params = extra_args.get(_KV_PARAMS) or {}
     declared = with_marks(kv_params.get(DECLARED_KEY), positions)
     if declared is None:
-        _count(MarkOutcome.POSITIONS_UNUSABLE)
+        count(MarkOutcome.POSITIONS_UNUSABLE)
         return params
     # The caller's own object may serve other requests.
     params = copy.copy(params)

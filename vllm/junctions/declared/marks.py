@@ -19,9 +19,18 @@ from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.rules.declared import MAX_DECLARED
 
 ANTHROPIC_KEY, OPENAI_KEY = "cache_control", "prompt_cache_breakpoint"
-_TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+# Where a part of a type has its text; tool results are Anthropic's.
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "tool_result": "content",
+}
 # Parts that are rendered from the messages alone.
-_PLAIN_TYPES = _TEXT_TYPES | {"refusal", "thinking", "tool_reference"}
+_PLAIN_TYPES = _TEXT_KEYS.keys() | {
+    *("refusal", "thinking", "redacted_thinking"),
+    *("tool_use", "tool_reference"),
+}
 # No text holds it by chance, nor on purpose.
 _NONCE = secrets.token_hex(4)
 _AFTER = f"\xa4{_NONCE}.\xa4"
@@ -154,17 +163,31 @@ def _text_at(messages: Any, place: Place) -> Any:
     if number is None:
         return content
     part = content[number]
-    return part.get("text") if part.get("type") in _TEXT_TYPES else None
+    return part.get(_text_key(part))
+
+
+def _text_key(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type")
+    return _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
 
 
 def _has_media(messages: Any) -> bool:
     contents = (m.get("content") for m in messages if isinstance(m, dict))
     return any(
-        isinstance(part, dict) and part.get("type") not in _PLAIN_TYPES
+        _is_media(part)
         for content in contents
         if type(content) is list
         for part in content
     )
+
+
+def _is_media(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind, content = part.get("type"), part.get("content")
+    if kind == "tool_result" and type(content) is list:
+        return any(map(_is_media, content))
+    return not isinstance(kind, str) or kind not in _PLAIN_TYPES
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[Place]:
@@ -197,7 +220,8 @@ def _insert(
         message["content"] = _with_probe(message["content"], probe)
     else:
         part = message["content"][number]
-        message["content"][number] = part | {"text": _with_probe(part["text"], probe)}
+        key = _text_key(part)
+        message["content"][number] = part | {key: _with_probe(part[key], probe)}
 
 
 def _with_probe(text: str, probe: str) -> str:

@@ -1,13 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the token positions of a chat's marks, with the renderer that rendered it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from vllm.junctions.declared.marks import Marks, mark_ends, with_probes
+from vllm.junctions.declared.marks import Marks, mark_ends
 from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.declared.positions import KnownPositions, num_common_tokens
 
 _KNOWN = "_vllm_junctions_known_positions"
+
+
+@dataclass(frozen=True)
+class MarkedChat:
+    """A chat with marks.
+
+    Attributes:
+        marks: What its messages hold.
+        probed: Makes the same messages with probes.
+    """
+
+    marks: Marks
+    probed: Callable[[], list[Any]]
 
 
 class MarkReader:
@@ -34,7 +49,7 @@ class MarkReader:
         )
 
     async def positions(
-        self, marks: Marks, messages: Any, engine_input: Any
+        self, chat: MarkedChat, engine_input: Any
     ) -> list[int | MarkOutcome]:
         """Return for each place of a mark its position, in tokens, or why it has none.
 
@@ -42,17 +57,16 @@ class MarkReader:
         text up to each mark that is not known yet: at most four.
 
         Args:
-            marks: What the messages hold.
-            messages: Of the chat.
-            engine_input: What the call made of them.
+            chat: What the call rendered.
+            engine_input: What it made of that.
         """
-        num_marks = len(marks.places)
+        num_marks = len(chat.marks.places)
         text = engine_input.get("prompt")
         if self._tok_params.truncate_prompt_tokens is not None:
             return [MarkOutcome.TRUNCATED] * num_marks
         if engine_input.get("type") != "token" or not isinstance(text, str):
             return [MarkOutcome.NO_TEXT_PROMPT] * num_marks
-        probed = (await self._render(with_probes(messages, marks))).get("prompt")
+        probed = (await self._render(chat.probed())).get("prompt")
         if not isinstance(probed, str):
             return [MarkOutcome.NO_TEXT_PROMPT] * num_marks
         token_ids = engine_input["prompt_token_ids"]
