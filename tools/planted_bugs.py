@@ -159,7 +159,7 @@ MUTATIONS = (
     Mutation(
         "place predicted tails on top of four declared ones",
         "store/first_siblings.py",
-        "self._placement.place(seen, MAX_TAILS - len(seen.declared))",
+        "self._placement.place(seen, MAX_TAILS - len(declared))",
         "self._placement.place(seen)",
         FIRST_SIBLING_TESTS,
     ),

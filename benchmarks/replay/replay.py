@@ -127,12 +127,16 @@ class Replay:
             BlockCache(self._space.num_keys, cluster.local_blocks)
             for _ in range(cluster.num_instances if cluster.local_blocks else 0)
         ]
-        self._placement = TailPlacement(
-            policy.predicted_tails,
-            layout.scheduler_block_tokens,
-            settings["use_eagle"],
-            dense_span_tokens(layout.tails, layout.scheduler_block_tokens),
-        )
+        # Each instance learns from the lookups that it makes.
+        self._placements = [
+            TailPlacement(
+                policy.predicted_tails,
+                layout.scheduler_block_tokens,
+                settings["use_eagle"],
+                dense_span_tokens(layout.tails, layout.scheduler_block_tokens),
+            )
+            for _ in range(cluster.num_instances)
+        ]
         self._lookup_mask = lru_cache(maxsize=None)(self._read_lookup_mask)
         self._first_loaded: dict[int, list[int]] = {}
         self.outcome = Outcome()
@@ -146,13 +150,12 @@ class Replay:
         self.outcome.num_evicted = self._stored.num_evicted
         return self.outcome
 
-    def _route(self, index: int, prompt: Prompt) -> BlockCache | None:
-        if not self._caches:
-            return None
+    def _route(self, index: int, prompt: Prompt) -> int:
         turn = index if self._cluster.router == "round-robin" else prompt.conversation
-        return self._caches[turn % len(self._caches)]
+        return turn % self._cluster.num_instances
 
-    def _serve(self, prompt: Prompt, local_cache: BlockCache | None) -> None:
+    def _serve(self, prompt: Prompt, instance: int) -> None:
+        local_cache = self._caches[instance] if self._caches else None
         blocks = PromptBlocks(prompt, self._space)
         local = Found() if local_cache is None else self._match(blocks, local_cache)
         stored = self._look_up(blocks)
@@ -162,7 +165,8 @@ class Replay:
         self.outcome.num_junction_requests += stored.has_junction
         junctions = self._junctions(local, stored)
         if self._policy.predicted_tails:
-            predicted = self._predict(blocks, hit_length, junctions)
+            placement = self._placements[instance]
+            predicted = self._predict(placement, blocks, hit_length, junctions)
             junctions = merge_boundaries(junctions, predicted)
         self._save(blocks, hit_length, junctions)
         if local_cache is not None:
@@ -248,14 +252,18 @@ class Replay:
         return (local.longest_hit_length,) if local.has_junction else ()
 
     def _predict(
-        self, blocks: PromptBlocks, hit_length: int, junctions: tuple[int, ...]
+        self,
+        placement: TailPlacement,
+        blocks: PromptBlocks,
+        hit_length: int,
+        junctions: tuple[int, ...],
     ) -> tuple[int, ...]:
         lookup = FinishedLookup(
             blocks.num_tokens, hit_length, junctions, blocks.prefix_key
         )
         start = time.perf_counter()
-        saved_tokens = self._placement.observe(lookup)
-        predicted = self._placement.place(lookup)
+        saved_tokens = placement.observe(lookup)
+        predicted = placement.place(lookup)
         self.outcome.placement_seconds.append(time.perf_counter() - start)
         self.outcome.num_predicted_served += saved_tokens > 0
         self.outcome.num_predicted_tails += len(predicted)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client declares through the API serves the first sibling elsewhere."""
 
+from pathlib import Path
+
 import pytest
 
 from testbed.models import GEMMA3, LLAMA_EAGLE, TinyModel
@@ -28,3 +30,22 @@ def test_the_first_sibling_on_a_fresh_instance_hits(
     expected = model.expected_hit_tokens(3840)
     assert (answer.local_hit_tokens, answer.store_hit_tokens) == (0, expected)
     assert expected == (3840 if model is GEMMA3 else 3808)
+
+
+def test_the_code_of_the_documentation_does_what_it_says(trio) -> None:
+    page = Path(__file__).parents[2] / "docs" / "first-siblings.md"
+    code = page.read_text().split("```python\n")[1].split("```")[0]
+    one, two = trio["one"], trio["two"]
+    for example, real in (
+        ("http://127.0.0.1:8000", one.base_url),
+        ("MODEL", one.model),
+    ):
+        assert example in code
+        code = code.replace(example, real)
+    names: dict = {}
+    exec(code, names)
+    assert names["answer"].usage.completion_tokens == 16
+    reset_local_cache(one)
+    sibling = names["document"] + list(range(300, 900))
+    answer = ask(two, sibling)
+    assert (answer.local_hit_tokens, answer.store_hit_tokens) == (0, 3840)

@@ -81,5 +81,7 @@ def test_under_multiconnector_siblings_hit_as_well(fresh_master, make_server):
     )
     with server:
         hits = _probe_hits(server, "--seed", "11")
+        declared = _probe_hits(server, "--seed", "12", "--declare")
     assert (hits["B"], hits["C"], hits["D"]) == (0, 3840, 3840)
+    assert (declared["A"], declared["B"]) == (0, 3840)
     assert "junctions on" in server.log()

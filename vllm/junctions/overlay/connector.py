@@ -72,7 +72,7 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         if self.connector_scheduler is not None:
             switch_on(self.connector_scheduler, self._repairs)
             switch_on(self.connector_scheduler.client, self._repairs)
-            _say_on(self._repairs)
+            _say_on(self._repairs, _config_of(vllm_config).junctions_predict)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -109,15 +109,17 @@ def _config_of(vllm_config: VllmConfig) -> JunctionsConfig:
     )
 
 
-def _say_on(repairs_on: tuple[str, ...]) -> None:
+def _say_on(repairs_on: tuple[str, ...], max_predicted: int) -> None:
     hooks = CORE_HOOKS.installed
     logger.info(
-        "vllm-junctions %s: junctions on (vLLM %s, %s; repairs: %s)",
+        "vllm-junctions %s: junctions on (vLLM %s, %s; predicted tails: %s; "
+        "repairs: %s)",
         __version__,
         compat.vllm_version(),
         f"{len(hooks)} hooks: " + ", ".join(name.split(":")[1] for name in hooks)
         if hooks
         else "this vLLM keeps several junctions in its core itself, the store half "
         "is ours",
+        f"up to {max_predicted} a prompt" if max_predicted else "none",
         ", ".join(repairs_on) or "none",
     )

@@ -70,21 +70,25 @@ def best_tails(
     gained = np.maximum(positions - other_tokens[:, None], 0) * rates[:, None]
     gained = gained.cumsum(axis=0)
     by_one = gained.diagonal()
-    values = [by_one - price_tokens]
+    value = by_one - price_tokens
+    best = value.max()
+    if best <= 0:
+        return []
     above: list[np.ndarray] = []
     if max_tails > 1:
         # added[b, a]: what the next lower tail at b adds to one at a.
         added = by_one[:, None] - gained.T
         added -= _price_of_lower(len(positions), price_tokens)
         for _ in range(max_tails - 1):
-            totals = values[-1] + added
+            totals = value + added
+            with_one_more = totals.max(axis=1)
+            # Each further tail adds less than the one before: the first that does not
+            # pay is the last to try.
+            if with_one_more.max() <= best:
+                break
+            value, best = with_one_more, with_one_more.max()
             above.append(totals.argmax(axis=1))
-            values.append(totals.max(axis=1))
-    num_tails = int(np.argmax([value.max() for value in values])) + 1
-    index = int(values[num_tails - 1].argmax())
-    if values[num_tails - 1][index] <= 0:
-        return []
-    indices = [index]
-    for chosen_above in reversed(above[: num_tails - 1]):
+    indices = [int(value.argmax())]
+    for chosen_above in reversed(above):
         indices.append(int(chosen_above[indices[-1]]))
     return indices[::-1]

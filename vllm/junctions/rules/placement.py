@@ -204,17 +204,17 @@ class TailPlacement:
         # Nobody can gain more than the whole prompt.
         if rates.sum() * lookup.num_tokens <= self._price_tokens:
             return {}
-        known = np.array(self.known_positions(lookup))
-        other_tokens = known[known.searchsorted(positions, side="right") - 1]
+        known = self.known_positions(lookup)
+        sorted_known = np.array(known)
+        other_tokens = sorted_known[sorted_known.searchsorted(positions, "right") - 1]
         indices = best_tails(
             positions, rates, other_tokens, max_tails, self._price_tokens
         )
-        self._trust.add_due(rates[: max(indices) + 1].sum() if indices else 0)
-        return {
-            int(positions[index]): int(other_tokens[index])
-            for index in indices
-            if positions[index] not in known
-        }
+        if not indices:
+            return {}
+        self._trust.add_due(float(rates[: indices[-1] + 1].sum()))
+        chosen = ((positions.item(i), other_tokens.item(i)) for i in indices)
+        return {position: other for position, other in chosen if position not in known}
 
     def _positions(self, lookup: FinishedLookup) -> np.ndarray:
         """Return where siblings at each distance can resume at least, above the hit."""
@@ -225,7 +225,7 @@ class TailPlacement:
         positions = (num_blocks - distances) * self._block_tokens
         if not self._chunk_tokens:
             return positions
-        start = lookup.hit_tokens
+        start = lookup.hit_tokens // self._block_tokens * self._block_tokens
         return np.array(
             [at_chunk_end(p, start, self._chunk_tokens) for p in positions.tolist()],
             dtype=positions.dtype,

@@ -159,7 +159,8 @@ class PartingRates:
         # The same of all kinds together.
         self._num_all_siblings = np.zeros(num_distances)
         self._num_all_prompts = 0.0
-        self._further_off = _further_off(num_distances)
+        # What moving all siblings further off changes.
+        self._moved_off = _further_off(num_distances) - np.eye(num_distances)
         self._num_until_decay = _PROMPTS_PER_DECAY
         self._rates: dict[int, np.ndarray] = {}
 
@@ -198,14 +199,13 @@ class PartingRates:
         """
         kind = self._kind(num_added_tokens)
         if kind not in self._rates:
-            pooled = self._num_all_siblings / (self._num_all_prompts + _PRIOR_PROMPTS)
-            rates = (self._num_siblings[kind] + _POOL_PROMPTS * pooled) / (
-                self._num_prompts[kind] + _POOL_PROMPTS
-            )
-            unseen_share = 1 / (1 + self._num_all_siblings.sum())
-            self._rates[kind] = (
-                1 - unseen_share
-            ) * rates + unseen_share * rates @ self._further_off
+            num_prompts = self._num_prompts.item(kind) + _POOL_PROMPTS
+            pooled = _POOL_PROMPTS / (self._num_all_prompts + _PRIOR_PROMPTS)
+            rates = self._num_siblings[kind] + pooled * self._num_all_siblings
+            rates /= num_prompts
+            unseen_share = 1 / (1 + float(self._num_all_siblings.sum()))
+            rates += unseen_share * (rates @ self._moved_off)
+            self._rates[kind] = rates
         return self._rates[kind]
 
     def _kind(self, num_added_tokens: int) -> int:

@@ -123,31 +123,35 @@ class FirstSiblings:
             return
         if not (declares or self._predicts or len(self._unused)):
             return
-        seen = FinishedLookup(
-            request.num_tokens,
-            hit_tokens,
-            tuple(p for p in found_boundaries(request) if p > hit_tokens),
-            lambda num_tokens: request.block_hashes[
-                num_tokens // self._hash_tokens - 1
-            ],
-            self._declared(request, hit_tokens, counters) if declares else (),
-        )
+        declared = self._declared(request, hit_tokens, counters) if declares else ()
+        seen = self._seen(request, hit_tokens, declared)
         self._extra_by_request[request.request_id] = _NONE
         if not self._is_hashed(request):
             return
         self._count_served(seen, is_looked_up, counters)
-        for position in seen.declared:
+        for position in declared:
             others = self._placement.known_positions(seen)
             without_tokens = max(other for other in others if other < position)
             self._unused.add(seen.prefix_key(position), without_tokens)
         predicted: tuple[int, ...] = ()
         if self._predicts and self._saves and is_looked_up:
-            predicted = self._placement.place(seen, MAX_TAILS - len(seen.declared))
-        set_junctions(request, declared=tuple(seen.declared), predicted=predicted)
+            predicted = self._placement.place(seen, MAX_TAILS - len(declared))
+        set_junctions(request, declared=declared, predicted=predicted)
         # What a lookup found as well is kept because of that.
-        declared = tuple(p for p in seen.declared if p not in seen.junctions)
-        extra = ExtraTails(declared, predicted)
-        self._extra_by_request[request.request_id] = extra
+        alone = tuple(p for p in declared if p not in seen.junctions)
+        self._extra_by_request[request.request_id] = ExtraTails(alone, predicted)
+
+    def _seen(
+        self, request: Request, hit_tokens: int, declared: tuple[int, ...]
+    ) -> FinishedLookup:
+        hash_tokens = self._hash_tokens
+        return FinishedLookup(
+            request.num_tokens,
+            hit_tokens,
+            tuple(p for p in found_boundaries(request) if p > hit_tokens),
+            lambda num_tokens: request.block_hashes[num_tokens // hash_tokens - 1],
+            declared,
+        )
 
     def _is_hashed(self, request: Request) -> bool:
         """Whether the request has a hash for each whole block; embeddings may not."""
