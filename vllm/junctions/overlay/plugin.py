@@ -97,7 +97,11 @@ def _register_marks(config_cls: Any) -> None:
     @functools.wraps(original)
     def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if activation.reads_marks(self.kv_transfer_config) and not _is_unsupported():
+        if (
+            activation.reads_marks(self.kv_transfer_config)
+            and not _is_unsupported()
+            and not _is_native()
+        ):
             activation.switch_on()
 
     setattr(__post_init__, _MARK, True)
@@ -123,8 +127,12 @@ def _say_off() -> None:
     )
 
 
+def _is_native() -> bool:
+    return compat.has_native_core() and compat.has_native_store()
+
+
 def _stands_down() -> bool:
-    if not (compat.has_native_core() and compat.has_native_store()):
+    if not _is_native():
         return False
     logger.warning(
         "vllm-junctions stands down: vLLM %s keeps several shared-prefix boundaries "
