@@ -91,7 +91,9 @@ def _ask(server: VllmServer, messages: list[dict], **fields: Any) -> tuple[int, 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
-    "mark", [_MARK, {"prompt_cache_breakpoint": True}], ids=["anthropic", "openai"]
+    "mark",
+    [_MARK, {"prompt_cache_breakpoint": {"mode": "explicit"}}],
+    ids=["anthropic", "openai"],
 )
 def test_the_first_sibling_of_a_marked_document_hits_elsewhere(pair, mark, stream):
     one, two = pair
@@ -125,7 +127,11 @@ def _ask_openai(server: VllmServer, document: str, question: str) -> tuple[int, 
     """Return the tokens of a prompt and how many of them were cached."""
     client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
     content: list[Any] = [
-        {"type": "text", "text": document, "prompt_cache_breakpoint": True},
+        {
+            "type": "text",
+            "text": document,
+            "prompt_cache_breakpoint": {"mode": "explicit"},
+        },
         {"type": "text", "text": question},
     ]
     answer = client.chat.completions.create(
@@ -158,6 +164,19 @@ def _ask_anthropic(server: VllmServer, document: str, question: str) -> tuple[in
     cached = usage.cache_read_input_tokens or 0
     created = usage.cache_creation_input_tokens or 0
     return usage.input_tokens + cached + created, cached
+
+
+def test_the_documented_clients_run(pair):
+    one, _ = pair
+    page = (Path(__file__).parents[2] / "docs" / "first-siblings.md").read_text()
+    blocks = [text.partition("```")[0] for text in page.split("```python\n")[1:]]
+    marked = [text for text in blocks if "cache_control" in text]
+    assert len(marked) == 2
+    for text in marked:
+        code = text.replace("http://127.0.0.1:8000", one.base_url)
+        scope: dict[str, Any] = {}
+        exec(code.replace('"MODEL"', repr(one.model)), scope)
+        assert scope["answer"].usage is not None
 
 
 def test_without_a_mark_the_first_sibling_hits_nothing(pair):

@@ -2,6 +2,7 @@
 """vLLM's own renderer over a small tokenizer, as an API server has them."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,15 @@ def make_front_end(tmp_path_factory) -> Callable[..., FrontEnd]:
         template: str = TURNS,
         connector: str | None = "MooncakeStoreConnector",
         extra: dict | None = None,
+        tokenizer: Path | None = None,
     ) -> FrontEnd:
-        key = (template, connector, str(extra))
+        key = (template, connector, str(extra), tokenizer)
         if key not in made:
             folder = tmp_path_factory.mktemp("model")
             GEMMA3.write(folder)
             write_tokenizer(folder / GEMMA3.name, template)
+            if tokenizer is not None:
+                shutil.copy(tokenizer, folder / GEMMA3.name)
             made[key] = FrontEnd(folder / GEMMA3.name, connector, extra)
         return made[key]
 

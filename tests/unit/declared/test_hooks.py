@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a chat request to what its scheduler gets, with vLLM's own renderer."""
 
+import asyncio
 import copy
 
 import pytest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import SamplingParams
 
+from testbed import gemma3_270m
 from testbed.chat import FORGETFUL, QUESTION_FIRST, THINKING, TURNS, words
 from vllm.junctions.declared import hooks
 from vllm.junctions.declared.positions import num_common_tokens
@@ -67,6 +70,30 @@ def test_a_mark_becomes_the_position_up_to_which_siblings_share(
     assert shared - 1 <= position <= shared
     assert position > 300
     assert outcomes() == {"taken": 1}
+
+
+_GEMMA = gemma3_270m.CACHE / gemma3_270m.NAME / "tokenizer.json"
+
+
+@pytest.mark.skipif(not _GEMMA.exists(), reason="Gemma 3 270M was not fetched")
+@pytest.mark.parametrize("end", ["", ".", "?\n\n", " ", "—", "日本", "\n```\n", "un"])
+@pytest.mark.parametrize("start", ["Why?", "til", " what", "\n\n- one", "語", "..."])
+def test_a_trained_tokenizer_shares_up_to_the_mark(make_front_end, end, start):
+    """Whatever merges across a mark costs the last tokens before it, and no more."""
+    front_end = make_front_end(tokenizer=_GEMMA)
+    document = (
+        "The quick brown fox doesn't jump over 12,345 dogs\u2019 beds; " * 40 + end
+    )
+    a, b = chat(document, start + " is it so"), chat(document, "Zebras, perhaps")
+    (position,) = front_end.positions(a)
+    ids = front_end.rendered(unmarked(a))["prompt_token_ids"]
+    text = front_end.rendered(unmarked(a))["prompt"]
+    decode = front_end.renderer.tokenizer.decode
+    before = decode(ids[:position])
+    marked_end = text.index(document.strip()) + len(document.strip())
+    assert text.startswith(before)
+    assert marked_end - 8 <= len(before) <= marked_end
+    assert position <= shared_tokens(front_end, a, b) + 2
 
 
 def test_the_prompt_is_what_it_is_without_marks(make_front_end):
@@ -291,6 +318,48 @@ def test_marks_are_read_under_a_multi_connector(make_front_end):
         connector="MultiConnector", extra={"connectors": children}
     )
     assert len(front_end.positions(chat(words("doc", 40), "Why?"))) == 1
+
+
+def test_a_developer_message_can_be_marked(make_front_end):
+    front_end = make_front_end(THINKING)
+    messages = [
+        {"role": "developer", "content": [part(words("dev", 60), True)]},
+        {"role": "user", "content": "Why?"},
+    ]
+    (position,) = front_end.positions(messages)
+    prompt = front_end.rendered(messages)
+    rest = front_end.renderer.tokenizer.decode(prompt["prompt_token_ids"][position:])
+    assert rest.startswith(("<end>", ".<end>"))
+    assert front_end.positions(messages) == [position]
+
+
+def test_the_responses_api_has_marks_too(make_front_end):
+    front_end = make_front_end()
+    document = words("doc", 100)
+    request = ResponsesRequest(
+        model="m",
+        instructions="Be brief.",
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "input_text",
+                        "text": document,
+                        "prompt_cache_breakpoint": {"mode": "explicit"},
+                    },
+                    {"type": "input_text", "text": "Why?"},
+                ],
+            }
+        ],
+    )
+    prompt = asyncio.run(front_end.online.render_responses(request)).engine_input
+    made = front_end.inputs.process_inputs(
+        "r", prompt, request.to_sampling_params(8, {}), ("generate",)
+    )
+    (position,) = made.sampling_params.extra_args["kv_transfer_params"]["junctions"]
+    decode = front_end.renderer.tokenizer.decode
+    assert decode(made.prompt_token_ids[:position]).endswith(document[-8:])
 
 
 def test_offline_chats_have_marks_too_and_keep_their_parameters(make_front_end):

@@ -16,7 +16,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.junctions.declared.activation import reads_marks
 from vllm.junctions.declared.anthropic import chat_of
 from vllm.junctions.declared.counting import count
-from vllm.junctions.declared.marks import find_marks, with_probes
+from vllm.junctions.declared.marks import find_marks, with_lists, with_probes
 from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.declared.positions import with_marks
 from vllm.junctions.declared.reader import MarkedChat, MarkReader, finish
@@ -80,7 +80,12 @@ def _marked(
     # Without a cache for media nothing is rendered for an engine.
     if kwargs.get("skip_mm_cache"):
         return []
-    found = [(n, _marks_of(messages)) for n, messages in enumerate(conversations)]
+    try:
+        found = [(n, _marks_of(messages)) for n, messages in enumerate(conversations)]
+    # Messages of no form that was thought of are rendered already.
+    except Exception as error:
+        count(MarkOutcome.FAILED, f" ({error!r})")
+        return []
     marked = [(number, chat) for number, chat in found if chat is not None]
     if not marked or not reads_marks(renderer.config.kv_transfer_config):
         return []
@@ -90,6 +95,7 @@ def _marked(
 def _marks_of(messages: Any) -> MarkedChat | None:
     if (sent := chat_of(messages)) is not None:
         return MarkedChat(sent.marks, sent.probed)
+    messages = with_lists(messages)
     marks = find_marks(messages)
     if marks is None:
         return None

@@ -59,8 +59,7 @@ def find_marks(messages: Any) -> Marks | None:
 
     A mark is ``"cache_control": {"type": "ephemeral"}`` or a true
     ``"prompt_cache_breakpoint"`` on a text part, or on a message whose content is a
-    string. Content that is not a list or a string is not looked into: vLLM hands some
-    over as an iterator, to be read once.
+    string. Content that is neither a list nor a string is not looked into.
 
     Args:
         messages: As the client sent them, in OpenAI's form.
@@ -81,6 +80,25 @@ def find_marks(messages: Any) -> Marks | None:
         places = []
     ignored += [MarkOutcome.TOO_MANY] * (len(places) - MAX_DECLARED)
     return Marks(tuple(places[-MAX_DECLARED:]), tuple(ignored))
+
+
+def with_lists(messages: Any) -> Any:
+    """Return messages with lists in the place of contents that are read by iterating.
+
+    The parts of a ``developer`` message arrive that way. What has been read by now may
+    be empty: then there are no parts, and no marks.
+
+    Args:
+        messages: Of a chat that has been rendered; they are not changed.
+    """
+    if all(type(_content(message)) in _KNOWN_CONTENTS for message in messages):
+        return messages
+    return [
+        message
+        if type(_content(message)) in _KNOWN_CONTENTS
+        else message | {"content": list(message["content"])}
+        for message in messages
+    ]
 
 
 def with_probes(messages: Sequence[Any], marks: Marks) -> list[Any]:
@@ -129,12 +147,17 @@ def mark_ends(text: str, probed: str, num_marks: int) -> list[int | MarkOutcome]
     return ends
 
 
+_KNOWN_CONTENTS = (str, list, type(None))
+
+
+def _content(message: Any) -> Any:
+    return message.get("content") if isinstance(message, dict) else None
+
+
 def _marked(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     """Yield all messages and parts that bear the name of a mark."""
     for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            continue
-        content = message.get("content")
+        content = _content(message)
         if type(content) is list:
             for number, part in enumerate(content):
                 if isinstance(part, dict) and _bears_mark(part):
@@ -172,7 +195,7 @@ def _text_key(part: Mapping[str, Any]) -> str | None:
 
 
 def _has_media(messages: Any) -> bool:
-    contents = (m.get("content") for m in messages if isinstance(m, dict))
+    contents = map(_content, messages)
     return any(
         _is_media(part)
         for content in contents
@@ -192,7 +215,7 @@ def _is_media(part: Any) -> bool:
 
 def _texts(messages: Sequence[Any]) -> Iterator[Place]:
     for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
+        content = _content(message)
         if type(content) is str:
             yield index, None
         elif type(content) is list:
