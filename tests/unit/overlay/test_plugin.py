@@ -191,6 +191,48 @@ def test_it_stands_down_where_vllm_has_both_halves_itself():
     assert out.splitlines()[-1].startswith("vllm.distributed.")
 
 
+_CONFIGURE = """
+from vllm.config import VllmConfig
+from vllm.junctions.overlay.plugin import register
+register(); register()
+import os
+os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
+
+def configure(name, **extra):
+    transfer = name and KVTransferConfig(
+        kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    VllmConfig(kv_transfer_config=transfer or None)
+    modules = map(sys.modules.get, (
+        "vllm.junctions.declared.hooks", "vllm.junctions.declared.anthropic",
+    ))
+    print("hooks:", [len(m.HOOKS.installed) for m in modules if m])
+"""
+
+
+def test_a_configuration_with_our_connector_has_marks_read():
+    out = run_fresh(f"""{_CONFIGURE}
+configure(None)
+configure("ExampleConnector")
+configure("MooncakeStoreConnector", junctions=False)
+configure("MooncakeStoreConnector")
+configure("MooncakeStoreConnector")
+""")
+    hooks = [line for line in out.splitlines() if line.startswith("hooks:")]
+    assert hooks == ["hooks: []"] * 3 + ["hooks: [3, 2]"] * 2
+
+
+def test_marks_are_ignored_where_vllm_does_not_fit_and_the_log_says_so():
+    out = run(f"""{_CONFIGURE}
+from vllm.renderers.base import BaseRenderer
+BaseRenderer.render_chat = lambda self, something_else: None
+configure("MooncakeStoreConnector")
+""")
+    assert "marks on chat messages are ignored: vllm.renderers.base:" in out
+    assert "marks are read on Anthropic messages." in out
+    assert "hooks: [0, 2]" in out
+
+
 def test_a_factory_that_changed_stops_no_engine():
     out = run("""
         del KVConnectorFactory._registry["MooncakeStoreConnector"]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from vllm.logger import init_logger
 
+from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 from vllm.junctions.rules.declared import Flaw
 
@@ -71,6 +72,13 @@ DECLARED_IGNORED = Metric(
     "Positions that clients declared and that were ignored, by reason.",
     ("reason",),
     tuple((flaw.value,) for flaw in Flaw),
+)
+MARKS = Metric(
+    "vllm:junctions_marks_total",
+    "counter",
+    "Marks on chat messages, by what became of them: taken as a position, or why not.",
+    ("outcome",),
+    tuple((outcome.value,) for outcome in MarkOutcome),
 )
 FIRST_SIBLINGS = Metric(
     "vllm:junctions_first_siblings_total",
@@ -283,6 +291,7 @@ METRICS = (
     FIRST_SIBLINGS,
     FIRST_SIBLING_TOKENS,
     DECLARED_IGNORED,
+    MARKS,
     LOST_TOKENS,
     TAIL_BLOCKS,
     TAIL_BYTES,

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.metrics import 
 
 from vllm import envs
 from vllm.junctions.metrics.counted import METRICS, JunctionCounters, Metric, Record
+from vllm.junctions.metrics.front_end import FRONT_END
 
 KEY = "junctions"
 
@@ -97,7 +98,7 @@ class JunctionPromMetrics(MooncakeStorePromMetrics):
     def observe(
         self, transfer_stats_data: dict[str, Any] | None, engine_idx: int = 0
     ) -> None:
-        """Record an engine's statistics.
+        """Record an engine's statistics, and what this process counted meanwhile.
 
         Source: extends ``MooncakeStorePromMetrics.observe``.
         """
@@ -105,7 +106,7 @@ class JunctionPromMetrics(MooncakeStorePromMetrics):
             return
         stock, ours = _split(transfer_stats_data)
         super().observe(stock, engine_idx)
-        for record in ours:
+        for record in (*ours, *FRONT_END.take()):
             name, value = record["name"], record["value"]
             child = self._child(engine_idx, name, tuple(record["labels"]))
             kind = _BY_NAME[name].kind

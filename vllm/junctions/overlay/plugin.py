@@ -2,7 +2,8 @@
 """Entry point in ``vllm.general_plugins``: vLLM calls it in every process.
 
 It imports nothing of the Mooncake store. What it changes is how the connector
-factory answers for the one name ``MooncakeStoreConnector``.
+factory answers for the one name ``MooncakeStoreConnector``, and that a configuration
+which selects it lets the process read marks on chat messages.
 """
 
 import functools
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.junctions.config import JunctionsConfig
+from vllm.junctions.declared import activation
+from vllm.junctions.declared.activation import CONNECTOR_NAME
 from vllm.junctions.seams import compat
 
 logger = logging.getLogger(__name__)
 
-CONNECTOR_NAME = "MooncakeStoreConnector"
 _MARK = "from_vllm_junctions"
 
 
@@ -28,15 +30,17 @@ def register() -> None:
     connector. On a vLLM that is not supported the entry stays in place until the
     connector is really selected, and then says so.
 
-    Source: the seam is ``KVConnectorFactory``'s registry and its
+    Source: the seams are ``KVConnectorFactory``'s registry and its
     ``get_connector_class``, the one call that sees a connector's settings before
-    any model is loaded.
+    any model is loaded, and ``VllmConfig.__post_init__``, which runs in each process
+    that takes requests before anything is built that renders them.
     """
     try:
-        if not compat.is_supported_version(compat.vllm_version()):
+        if _is_unsupported():
             _warn_unsupported()
         factory = importlib.import_module(compat.FACTORY).KVConnectorFactory
         _register_entry(factory)
+        _register_marks(importlib.import_module(compat.CONFIG).VllmConfig)
     except Exception:
         logger.exception(
             "vllm-junctions could not register with vLLM; nothing was applied."
@@ -95,6 +99,29 @@ def _stock(load: Callable[[], type], records: bool) -> type:
     return found
 
 
+def _register_marks(config_cls: Any) -> None:
+    original = config_cls.__post_init__
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if (
+            activation.reads_marks(self.kv_transfer_config)
+            and not _is_unsupported()
+            and not _is_native()
+        ):
+            activation.switch_on()
+
+    setattr(__post_init__, _MARK, True)
+    config_cls.__post_init__ = __post_init__
+
+
+def _is_unsupported() -> bool:
+    return not compat.is_supported_version(compat.vllm_version())
+
+
 def _selects_entry(kv_transfer_config: Any) -> bool:
     return (
         kv_transfer_config.kv_connector == CONNECTOR_NAME
@@ -110,8 +137,12 @@ def _say_off() -> None:
     )
 
 
+def _is_native() -> bool:
+    return compat.has_native_core() and compat.has_native_store()
+
+
 def _stands_down() -> bool:
-    if not (compat.has_native_core() and compat.has_native_store()):
+    if not _is_native():
         return False
     logger.warning(
         "vllm-junctions stands down: vLLM %s keeps several shared-prefix boundaries "

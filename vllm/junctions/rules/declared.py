@@ -10,6 +10,8 @@ from enum import Enum
 from typing import Any
 
 MAX_DECLARED = 4
+# In a request's ``kv_transfer_params``.
+DECLARED_KEY = "junctions"
 
 
 class Flaw(Enum):

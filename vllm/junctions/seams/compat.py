@@ -28,6 +28,7 @@ STORE_WORKER = f"{_STORE}.worker"
 CACHE_MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
 # Of a lookup result and of store_mask (with self) without junctions.
 _NUM_RESULT_FIELDS, _NUM_MASK_PARAMETERS = 2, 4
+CONFIG = "vllm.config"
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 

@@ -25,13 +25,10 @@ from vllm.junctions.metrics.counted import (
 )
 from vllm.junctions.rules.best_tails import dense_span_tokens
 from vllm.junctions.rules.boundaries import at_chunk_end
-from vllm.junctions.rules.declared import declared_boundaries
+from vllm.junctions.rules.declared import DECLARED_KEY, declared_boundaries
 from vllm.junctions.rules.placement import MAX_TAILS, FinishedLookup, TailPlacement
 from vllm.junctions.rules.siblings import UnusedTails
 from vllm.junctions.store.coordinator import JunctionStoreCoordinator
-
-# The key of a request's ``kv_transfer_params`` that holds declared positions.
-DECLARED_KEY = "junctions"
 
 
 @dataclass(frozen=True)
