@@ -76,7 +76,8 @@ DECLARED_IGNORED = Metric(
 MARKS = Metric(
     "vllm:junctions_marks_total",
     "counter",
-    "Marks on chat messages, by what became of them: taken as a position, or why not.",
+    "Marks on chat messages, by what became of them: taken if a position was found, "
+    "otherwise why not.",
     ("outcome",),
     tuple((outcome.value,) for outcome in MarkOutcome),
 )
