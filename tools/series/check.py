@@ -3,7 +3,9 @@
 
 ``make test-patched``: for each version the seed table, the laws, engine tests, and
 vLLM's own suites stock beside patched; where the compiled vLLM of that version is
-installed, the demo end to end. Writes ``benchmarks/results/patched.json``.
+installed, the demo end to end. ``EACH=1``: vLLM's suites of core and store on each
+beginning of the series and on each commit that can be left out, instead. Writes
+``benchmarks/results/patched.json``.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import msgspec
 
 from tools import upstream
 from tools import upstream_outcomes as outcomes
-from tools.series import suites
+from tools.series import parts, suites
 from tools.series.apply import Applied, patched_tree
 from tools.series.git import BRANCH, Git
 from tools.series.installed import patched_installation
@@ -55,6 +57,7 @@ class PatchedResult(msgspec.Struct, kw_only=True):
         seed_table: Hits of the store by ``tokens past the prefix`` and request.
         examples: Examples that each law held for.
         demo: Hits of the demo's requests, where it could run: ``(stock, patched)``.
+        parts: Tests of core and store that pass on parts of the series, by part.
     """
 
     files: int
@@ -68,6 +71,7 @@ class PatchedResult(msgspec.Struct, kw_only=True):
     seed_table: dict[str, dict[str, int]] = {}
     examples: int = 0
     demo: dict[str, tuple[int, int]] = {}
+    parts: dict[str, int] = {}
 
 
 def size_of(applied: Applied) -> PatchedResult:
@@ -179,9 +183,20 @@ def check(version: str, examples: int, suites_too: bool) -> tuple[PatchedResult,
         result.differs, result.changed_by_series = compared.differs, compared.changed
         problems += [f"{name} broke off" for name in compared.broken_off]
         problems += [f"passes on stock alone: {test}" for test in compared.differs]
+        problems += [f"of the series, fails: {test}" for test in compared.failing]
     if is_compiled:
         result.demo, found = run_demo()
         problems += found
+    return result, [f"{version}: {problem}" for problem in problems]
+
+
+def check_parts(
+    version: str, earlier: PatchedResult | None
+) -> tuple[PatchedResult, list]:
+    """Check each commit alone; add what was found to an ``earlier`` result."""
+    print(f"\nvLLM {version}: parts of the series", flush=True)
+    result = earlier or size_of(patched_tree(version))
+    result.parts, problems = parts.check(version)
     return result, [f"{version}: {problem}" for problem in problems]
 
 
@@ -190,6 +205,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     parser.add_argument("--examples", type=int, default=1000, help="of each law")
     parser.add_argument("--without-suites", action="store_true")
+    parser.add_argument(
+        "--parts", action="store_true", help="each commit alone instead"
+    )
     args = parser.parse_args(argv)
     results: dict[str, PatchedResult] = {}
     if RESULTS.exists():
@@ -198,7 +216,12 @@ def main(argv: list[str] | None = None) -> int:
         )
     problems = []
     for version in args.versions:
-        results[version], found = check(version, args.examples, not args.without_suites)
+        if args.parts:
+            results[version], found = check_parts(version, results.get(version))
+        else:
+            results[version], found = check(
+                version, args.examples, not args.without_suites
+            )
         problems += found
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
     print(f"\nwritten: {RESULTS.relative_to(ROOT)}")

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tools.series import __main__ as patches
+from tools.series.apply import texts_by_commit
 from tools.series.edits import AnchorError, Edit
 from tools.series.git import BRANCH
+from tools.series.parts import parts
 from tools.series.records import NUM_REQUIRED, SERIES, VERSIONS
 from tools.vllm_tree import tree as source_tree
 
@@ -176,6 +178,27 @@ def test_a_droppable_commit_can_be_left_out(tmp_path: Path, version: str) -> Non
 
         assert run(tmp_path, tree, "--without", commit.name) == 0
         assert commit.message.splitlines()[0] not in git(tree, "log", "--format=%s")
+
+
+def test_every_part_fits(tmp_path: Path, version: str) -> None:
+    """Each beginning, and the feature with each commit that can be left out."""
+    for name, commits in parts().items():
+        tree = make_tree(tmp_path / name, version)
+
+        for commit, texts in texts_by_commit(tree, version, commits):
+            for path, text in texts.items():
+                compile(text, path, "exec")
+            assert texts, commit.name
+
+
+def test_parts_are_every_beginning_and_every_commit_alone() -> None:
+    names = {tuple(commit.name for commit in part) for part in parts().values()}
+    feature = tuple(commit.name for commit in SERIES[:NUM_REQUIRED])
+
+    assert {name[-1] for name in names if len(name) <= NUM_REQUIRED} == {*feature}
+    assert {name[-1:] for name in names if name[:-1] == feature} == {
+        (commit.name,) for commit in SERIES[NUM_REQUIRED:]
+    }
 
 
 # Bad input: a sentence, exit status 1, nothing changed
