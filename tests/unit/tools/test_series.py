@@ -286,6 +286,47 @@ def test_a_read_only_place(tree: Path, place: str, refused) -> None:
         (tree / place).chmod(mode)
 
 
+def test_a_file_in_the_place_of_the_folder_for_the_patches(
+    tmp_path: Path, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A way not to be able to write that holds for root too."""
+    make_checkout(tree)
+    before = snapshot(tree)
+    (tmp_path / "patches").write_text("mine")
+
+    assert run(tmp_path, tree) == 1
+
+    words = capsys.readouterr().err
+    assert f"{tmp_path / 'patches'} is in the way of the folder" in words
+    assert len(words.splitlines()) == 1
+    assert snapshot(tree) == before
+    assert (tmp_path / "patches").read_text() == "mine"
+
+
+def test_a_read_only_folder_for_the_patches(tmp_path: Path, tree: Path, capsys) -> None:
+    (tmp_path / "patches").mkdir(mode=0o555)
+    before = snapshot(tree)
+
+    assert run(tmp_path, tree) == 1
+
+    assert f"{tmp_path / 'patches'} is read-only" in capsys.readouterr().err
+    assert snapshot(tree) == before
+
+
+def test_a_checkout_that_another_git_holds(tree: Path, refused) -> None:
+    """Git refuses at the last step; the commits before it leave nothing."""
+    make_checkout(tree)
+    (tree / ".git/index.lock").write_text("")
+
+    assert "git switch in" in refused(tree)
+
+
+def test_a_git_folder_that_leads_nowhere(tree: Path, refused) -> None:
+    (tree / ".git").write_text("gitdir: /nowhere\n")
+
+    assert "git status in" in refused(tree)
+
+
 def test_a_folder_that_is_no_vllm(tmp_path: Path, refused) -> None:
     (tmp_path / "other").mkdir()
 
