@@ -148,10 +148,12 @@ patches: setup
 	@$(PY) -m tools.series $(if $(TREE),--tree "$(TREE)") \
 	  $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without $(WITHOUT))
 
-# The patched vLLM of each version, without the overlay; EXAMPLES of each law.
+# The patched vLLM of each version, without the overlay; EXAMPLES of each law. With
+# EACH=1 vLLM's suites on each commit alone instead.
 .PHONY: test-patched
 test-patched: setup
-	$(PY) -m tools.series.check --examples $(or $(EXAMPLES),1000) $(ONLY)
+	$(PY) -m tools.series.check --examples $(or $(EXAMPLES),1000) \
+	  $(if $(EACH),--parts) $(ONLY)
 
 lint: setup
 	$(PY) -m ruff format --check .

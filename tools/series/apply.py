@@ -3,6 +3,7 @@
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ def apply_to(
         git.require_clean()
     written = texts_by_commit(tree, version, commits)
     trees.require_writable(tree, [path for _, texts in written for path in texts])
+    trees.require_room(patches / version)
     files = _commit(git, f"vLLM {found}", written, patches / version)
     return Applied(tree, found, version, files)
 
@@ -117,13 +119,16 @@ def _commit(
             (commit.message, texts) for commit, texts in written
         ]
         last = git.commit_all(messages)
-        files = git.write_patches(base, last, patches)
-        git.switch_to(last)
+        with tempfile.TemporaryDirectory() as made:
+            git.write_patches(base, last, Path(made))
+            git.switch_to(last)
+            shutil.rmtree(patches, ignore_errors=True)
+            shutil.copytree(made, patches)
     except trees.Refused:
         if starts_here and git.is_repository:
             git.end_repository()
         raise
-    return files
+    return sorted(patches.glob("*.patch"))
 
 
 def patched_tree(version: str, without: Collection[str] = ()) -> Applied:

@@ -3,7 +3,9 @@
 
 ``make test-patched``: for each version the seed table, the laws, engine tests, and
 vLLM's own suites stock beside patched; where the compiled vLLM of that version is
-installed, the demo end to end. Writes ``benchmarks/results/patched.json``.
+installed, the demo end to end. ``EACH=1``: vLLM's suites of core and store on each
+beginning of the series and on each commit that can be left out, instead. Writes
+``benchmarks/results/patched.json``.
 """
 
 import argparse
@@ -12,13 +14,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from tools import upstream
 from tools import upstream_outcomes as outcomes
-from tools.series import suites
+from tools.series import parts, suites
 from tools.series.apply import Applied, patched_tree
 from tools.series.git import BRANCH, Git
 from tools.series.installed import patched_installation
@@ -36,7 +40,14 @@ ENGINE_TESTS = (
     "tests/engine/test_field_bugs.py",
 )
 # What they need of this package, or of a stock vLLM in the same process.
-NOT_HERE = "stock or off or store_mask or test_14 or test_06 or test_09 or loaded"
+NOT_HERE = " or ".join(
+    (
+        *("stock", "off", "loaded", "store_mask", "lookups_ask"),
+        *("test_06", "test_09", "test_14"),
+    )
+)
+# Processes of pytest: about what two processors can do.
+AT_ONCE = 2
 LAWS = ("test_nothing_wrong", "test_nothing_missed")
 
 
@@ -55,6 +66,7 @@ class PatchedResult(msgspec.Struct, kw_only=True):
         seed_table: Hits of the store by ``tokens past the prefix`` and request.
         examples: Examples that each law held for.
         demo: Hits of the demo's requests, where it could run: ``(stock, patched)``.
+        parts: Tests of core and store that pass on parts of the series, by part.
     """
 
     files: int
@@ -68,6 +80,7 @@ class PatchedResult(msgspec.Struct, kw_only=True):
     seed_table: dict[str, dict[str, int]] = {}
     examples: int = 0
     demo: dict[str, tuple[int, int]] = {}
+    parts: dict[str, int] = {}
 
 
 def size_of(applied: Applied) -> PatchedResult:
@@ -128,15 +141,23 @@ def run_tests(env: dict[str, str]) -> list[str]:
     """Run the project's own tests on the patched vLLM; say what failed."""
     chosen: list[Sequence[str]] = [
         ["tests/patched"],
-        [f"tests/property/test_laws.py::{law}" for law in LAWS],
+        *([f"tests/property/test_laws.py::{law}"] for law in LAWS),
         [*ENGINE_TESTS, "-k", f"not ({NOT_HERE})"],
     ]
-    problems = []
-    for arguments in chosen:
-        command = [sys.executable, "-m", "pytest", "-q", *arguments]
-        if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode:
-            problems.append(f"pytest {' '.join(arguments)} failed")
-    return problems
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [
+            line for lines in pool.map(partial(_pytest, env), chosen) for line in lines
+        ]
+
+
+def _pytest(env: dict[str, str], arguments: Sequence[str]) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
+    )
+    # In one piece: others run beside it.
+    print(f"pytest {' '.join(arguments)}\n{done.stdout}", flush=True)
+    return [f"pytest {' '.join(arguments)} failed"] if done.returncode else []
 
 
 def run_demo() -> tuple[dict[str, tuple[int, int]], list[str]]:
@@ -179,9 +200,20 @@ def check(version: str, examples: int, suites_too: bool) -> tuple[PatchedResult,
         result.differs, result.changed_by_series = compared.differs, compared.changed
         problems += [f"{name} broke off" for name in compared.broken_off]
         problems += [f"passes on stock alone: {test}" for test in compared.differs]
+        problems += [f"of the series, fails: {test}" for test in compared.failing]
     if is_compiled:
         result.demo, found = run_demo()
         problems += found
+    return result, [f"{version}: {problem}" for problem in problems]
+
+
+def check_parts(
+    version: str, earlier: PatchedResult | None
+) -> tuple[PatchedResult, list]:
+    """Check each commit alone; add what was found to an ``earlier`` result."""
+    print(f"\nvLLM {version}: parts of the series", flush=True)
+    result = earlier or size_of(patched_tree(version))
+    result.parts, problems = parts.check(version)
     return result, [f"{version}: {problem}" for problem in problems]
 
 
@@ -190,6 +222,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     parser.add_argument("--examples", type=int, default=1000, help="of each law")
     parser.add_argument("--without-suites", action="store_true")
+    parser.add_argument(
+        "--parts", action="store_true", help="each commit alone instead"
+    )
     args = parser.parse_args(argv)
     results: dict[str, PatchedResult] = {}
     if RESULTS.exists():
@@ -198,7 +233,12 @@ def main(argv: list[str] | None = None) -> int:
         )
     problems = []
     for version in args.versions:
-        results[version], found = check(version, args.examples, not args.without_suites)
+        if args.parts:
+            results[version], found = check_parts(version, results.get(version))
+        else:
+            results[version], found = check(
+                version, args.examples, not args.without_suites
+            )
         problems += found
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
     print(f"\nwritten: {RESULTS.relative_to(ROOT)}")

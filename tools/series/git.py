@@ -131,18 +131,12 @@ class Git:
         Raises:
             Refused: Git could not write the working tree.
         """
-        self("branch", BRANCH, commit)
-        try:
-            self("switch", "--quiet", BRANCH)
-        except Refused:
-            self("branch", "--delete", "--force", BRANCH)
-            raise
+        # Makes the branch last of all, when the files are written.
+        self("switch", "--quiet", "--create", BRANCH, commit)
 
-    def write_patches(self, base: str, commit: str, folder: Path) -> list[Path]:
+    def write_patches(self, base: str, commit: str, folder: Path) -> None:
         """Write one ``git format-patch`` file a commit behind ``base``."""
-        shutil.rmtree(folder, ignore_errors=True)
         self(
             *("format-patch", "--quiet", "--zero-commit", "--no-signature"),
             *("--output-directory", str(folder), f"{base}..{commit}"),
         )
-        return sorted(folder.glob("*.patch"))

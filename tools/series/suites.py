@@ -16,7 +16,7 @@ from tools.upstream_hub import write_hub
 from tools.vllm_tree import tree
 
 # The series touches this connector, which the overlay leaves alone.
-_OFFLOADING = "tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py"
+OFFLOADING = "tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py"
 _PATCHED = "patched"
 
 
@@ -41,16 +41,34 @@ class Compared:
         """Tests of the release that end otherwise on the patched tree."""
         return differing(self.stock, self.patched)
 
+    @property
+    def failing(self) -> list[str]:
+        """Tests of the series' own that do not pass."""
+        return failing_of_ours(self.patched)
+
+
+def failing_of_ours(tests: dict[str, outcomes.Outcome]) -> list[str]:
+    """Return the ids of the series' own tests that do not pass."""
+    return [
+        test_id
+        for test_id, outcome in sorted(tests.items())
+        if outcome.outcome != "passed" and _is_ours(test_id)
+    ]
+
+
+def _is_ours(test_id: str) -> bool:
+    # A module that cannot be imported is a test under its own name.
+    return test_id.split("::")[0] in {p for c in SERIES for p in c.new_files}
+
 
 def differing(
     stock: dict[str, outcomes.Outcome], patched: dict[str, outcomes.Outcome]
 ) -> list[str]:
     """Return the ids of tests that end otherwise; the series' own are no such tests."""
-    new = tuple(f"{path}::" for commit in SERIES for path in commit.new_files)
     return [
         difference.test_id
         for difference in outcomes.differences(stock, patched)
-        if not difference.test_id.startswith(new)
+        if not _is_ours(difference.test_id)
     ]
 
 
@@ -68,7 +86,7 @@ def compare(applied: Applied, runtime: Path, only: Sequence[str] = ()) -> Compar
     stock = SuiteRun(version, "stock")
     patched = SuiteRun(version, _PATCHED, runtime=runtime, tests_of=_PATCHED)
     upstream.lay_out(applied.tree, patched.folder)
-    present = [*(only or (*upstream.suites_of(folder)[0], _OFFLOADING))]
+    present = [*(only or (*upstream.suites_of(folder)[0], OFFLOADING))]
     new = [path for commit in SERIES for path in commit.new_files]
     first = _run(stock, patched, present, [] if only else new)
     again: list[SuiteRun] = []
@@ -95,15 +113,15 @@ def _run(
     selection: Sequence[str],
     only_patched: Sequence[str] = (),
 ) -> list[SuiteRun]:
-    # Folders among the selection hold some of the new files already.
-    extra = [
-        path
-        for path in only_patched
-        if not any(path.startswith(f"{folder}/") for folder in selection)
-    ]
     with ThreadPoolExecutor(2) as pool:
-        selections = [selection, [*selection, *extra]]
+        selections = [selection, [*selection, *beyond(selection, only_patched)]]
         return list(pool.map(upstream.run_suites, [stock, patched], selections))
+
+
+def beyond(selection: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return those of ``paths`` that lie in none of the selection's folders."""
+    folders = tuple(f"{folder}/" for folder in selection)
+    return [path for path in paths if not path.startswith(folders)]
 
 
 def changed_tests(applied: Applied) -> list[str]:

@@ -42,11 +42,26 @@ def require_writable(tree: Path, paths: Iterable[str]) -> None:
     for path in paths:
         places += [tree / path, (tree / path).parent]
     for place in places:
-        # Root may write anywhere; a mode without any write bit is meant for root too.
-        if place.exists() and not (
-            place.stat().st_mode & _WRITABLE and os.access(place, os.W_OK)
-        ):
+        if place.exists() and not _is_writable(place):
             raise Refused(f"{place} is read-only: nothing was changed")
+
+
+def require_room(folder: Path) -> None:
+    """Refuse a folder that could not be made, or written to.
+
+    Raises:
+        Refused: Names the place that forbids it.
+    """
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    if not place.is_dir():
+        raise Refused(f"{place} is in the way of the folder for the patch files")
+    if not _is_writable(place):
+        raise Refused(f"{place} is read-only: the patch files have no place")
+
+
+def _is_writable(place: Path) -> bool:
+    # Root may write anywhere; a mode without any write bit is meant for root too.
+    return bool(place.stat().st_mode & _WRITABLE) and os.access(place, os.W_OK)
 
 
 def read(tree: Path, paths: Iterable[str]) -> dict[str, str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tools.series import __main__ as patches
+from tools.series.apply import texts_by_commit
 from tools.series.edits import AnchorError, Edit
 from tools.series.git import BRANCH
+from tools.series.parts import parts
 from tools.series.records import NUM_REQUIRED, SERIES, VERSIONS
 from tools.vllm_tree import tree as source_tree
 
@@ -178,6 +180,27 @@ def test_a_droppable_commit_can_be_left_out(tmp_path: Path, version: str) -> Non
         assert commit.message.splitlines()[0] not in git(tree, "log", "--format=%s")
 
 
+def test_every_part_fits(tmp_path: Path, version: str) -> None:
+    """Each beginning, and the feature with each commit that can be left out."""
+    for name, commits in parts().items():
+        tree = make_tree(tmp_path / name, version)
+
+        for commit, texts in texts_by_commit(tree, version, commits):
+            for path, text in texts.items():
+                compile(text, path, "exec")
+            assert texts, commit.name
+
+
+def test_parts_are_every_beginning_and_every_commit_alone() -> None:
+    names = {tuple(commit.name for commit in part) for part in parts().values()}
+    feature = tuple(commit.name for commit in SERIES[:NUM_REQUIRED])
+
+    assert {name[-1] for name in names if len(name) <= NUM_REQUIRED} == {*feature}
+    assert {name[-1:] for name in names if name[:-1] == feature} == {
+        (commit.name,) for commit in SERIES[NUM_REQUIRED:]
+    }
+
+
 # Bad input: a sentence, exit status 1, nothing changed
 
 
@@ -261,6 +284,47 @@ def test_a_read_only_place(tree: Path, place: str, refused) -> None:
         assert f"{tree / place} is read-only" in refused(tree)
     finally:
         (tree / place).chmod(mode)
+
+
+def test_a_file_in_the_place_of_the_folder_for_the_patches(
+    tmp_path: Path, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A way not to be able to write that holds for root too."""
+    make_checkout(tree)
+    before = snapshot(tree)
+    (tmp_path / "patches").write_text("mine")
+
+    assert run(tmp_path, tree) == 1
+
+    words = capsys.readouterr().err
+    assert f"{tmp_path / 'patches'} is in the way of the folder" in words
+    assert len(words.splitlines()) == 1
+    assert snapshot(tree) == before
+    assert (tmp_path / "patches").read_text() == "mine"
+
+
+def test_a_read_only_folder_for_the_patches(tmp_path: Path, tree: Path, capsys) -> None:
+    (tmp_path / "patches").mkdir(mode=0o555)
+    before = snapshot(tree)
+
+    assert run(tmp_path, tree) == 1
+
+    assert f"{tmp_path / 'patches'} is read-only" in capsys.readouterr().err
+    assert snapshot(tree) == before
+
+
+def test_a_checkout_that_another_git_holds(tree: Path, refused) -> None:
+    """Git refuses at the last step; the commits before it leave nothing."""
+    make_checkout(tree)
+    (tree / ".git/index.lock").write_text("")
+
+    assert "git switch in" in refused(tree)
+
+
+def test_a_git_folder_that_leads_nowhere(tree: Path, refused) -> None:
+    (tree / ".git").write_text("gitdir: /nowhere\n")
+
+    assert "git status in" in refused(tree)
 
 
 def test_a_folder_that_is_no_vllm(tmp_path: Path, refused) -> None:

@@ -201,11 +201,44 @@ reachable_boundaries = (
 _SCHEDULER_EDITS = (
     Edit(
         _SCHEDULER,
+        at="class Scheduler(SchedulerInterface):",
+        how="before",
+        put='''\
+# Waiting requests that are looked at; about as many as may enter in one pass.
+MAX_WAITING_SIBLINGS = 256
+
+
+def sibling_waits(
+    request: Request, waiting: Iterable[Request], hash_block_size: int
+) -> bool:
+    """Whether a request that waits shares the prefix up to the first boundary.
+
+    In the same pass it hits what this request's first chunk reaches, and less if
+    that chunk stopped early: the last of the siblings stops instead.
+    """
+    num_hashes = request.shared_prefix_boundaries[0] // hash_block_size
+    last = slice(num_hashes - 1, num_hashes)
+    shared = request.block_hashes[last]
+    return bool(shared) and any(
+        other is not request and other.block_hashes[last] == shared
+        for other in itertools.islice(waiting, MAX_WAITING_SIBLINGS)
+    )
+
+
+''',
+    ),
+    Edit(
+        _SCHEDULER,
         at="junction = request.shared_prefix_boundary\n",
         until="else block_floored\n        )",
         put="""\
 # A junction within this chunk ends it: exactly where the manager keeps
         # sub-block states (inside the prompt), else at the last block boundary.
+        junctions = request.prefill_stops
+        if request.external_prefix_boundaries and sibling_waits(
+            request, self.waiting, self.hash_block_size
+        ):
+            junctions = request.local_prefix_boundaries[-1:]
         exact_up_to = (
             request.num_prompt_tokens if self.mamba_shared_prefix_checkpoint else 0
         )
@@ -213,7 +246,7 @@ _SCHEDULER_EDITS = (
             junction
             if junction <= exact_up_to
             else start + (junction - start) // block_size * block_size
-            for junction in request.prefill_stops
+            for junction in junctions
             if start < junction < end
         )""",
     ),
@@ -343,7 +376,9 @@ what the connector reported.
 
 junction_boundaries() is the one rule; sparse groups keep what a later sibling
 needs at every boundary. Mamba keeps a state only where a prefill chunk ends, and
-each end costs a step: chunks end at two of them at most, first where they do today.
+each end costs a step: chunks end at two of them at most, first where they do today,
+and where a sibling waits, which resumes at the end of the first chunk, those of the
+connector are left to it.
 """,
     edits=(
         *_REQUEST_EDITS,

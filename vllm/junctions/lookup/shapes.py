@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tails that the groups of a layout need, read from vLLM's specs and managers."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
     StoreSpecGroup,
@@ -12,13 +12,11 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from vllm.junctions.lookup.coordinator import LookupCoordinator
 from vllm.junctions.rules.tails import TailShape
 
-if TYPE_CHECKING:
-    from vllm.junctions.store.coordinator import JunctionStoreCoordinator
 
-
-def tail_shapes(coord: "JunctionStoreCoordinator") -> list[TailShape]:
+def tail_shapes(coord: LookupCoordinator) -> list[TailShape]:
     """Return the tails of all sparse groups that a layout has and this module knows."""
     return [
         tail_shape(group, coord)
@@ -29,7 +27,7 @@ def tail_shapes(coord: "JunctionStoreCoordinator") -> list[TailShape]:
     ]
 
 
-def tail_shape(group: StoreSpecGroup, coord: "JunctionStoreCoordinator") -> TailShape:
+def tail_shape(group: StoreSpecGroup, coord: LookupCoordinator) -> TailShape:
     """Return the tail that each group of a sparse spec needs.
 
     Args:

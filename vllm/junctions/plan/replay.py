@@ -19,12 +19,9 @@ from vllm.junctions.plan.prompts import Prompt
 from vllm.junctions.plan.shape import Shape
 from vllm.junctions.plan.tree import Edge, PrefixTree
 from vllm.junctions.record.format import Layout
+from vllm.junctions.rules.best_tails import dense_span_tokens
 from vllm.junctions.rules.boundaries import junction_boundaries, merge_boundaries
-from vllm.junctions.rules.placement import (
-    FinishedLookup,
-    TailPlacement,
-    dense_span_tokens,
-)
+from vllm.junctions.rules.placement import FinishedLookup, TailPlacement
 
 
 @dataclass(order=True)

@@ -42,18 +42,17 @@ class SavingCoordinator(JunctionStoreCoordinator):
 
         Source: extends :meth:`JunctionStoreCoordinator.store_mask`.
         """
-        masks = super().store_mask(
-            aligned_token_len, start_token, num_prompt_tokens, boundaries
-        )
+        lengths = (aligned_token_len, start_token, num_prompt_tokens)
+        kept = tuple(boundaries)
+        masks = super().store_mask(*lengths, kept)
         job = self.job
-        if job is None or not job.boundaries:
+        if job is None:
             return masks
         for source, positions in job.boundaries_by_source():
-            others = masks
-            masks = self.with_junction_tails(
-                others, aligned_token_len, start_token, positions
-            )
-            job.note_tails(source, masks, others, aligned_token_len, start_token)
+            if positions:
+                others, kept = masks, (*kept, *positions)
+                masks = super().store_mask(*lengths, kept)
+                job.note_tails(source, masks, others, aligned_token_len, start_token)
         return masks
 
 

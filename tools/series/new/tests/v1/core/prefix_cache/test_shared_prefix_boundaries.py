@@ -138,10 +138,7 @@ def test_chunks_end_at_two_boundaries_at_most(local, external, expected):
     assert request.prefill_stops == expected
 
 
-@pytest.mark.parametrize(
-    ("computed", "chunk"), [(0, 2), (2 * BLOCK, 3), (5 * BLOCK, 4)]
-)
-def test_mamba_chunks_end_at_the_next_of_several(computed, chunk):
+def _split(request, waiting=()):
     stub = SimpleNamespace(
         block_size=BLOCK,
         cache_config=SimpleNamespace(block_size=BLOCK),
@@ -153,14 +150,56 @@ def test_mamba_chunks_end_at_the_next_of_several(computed, chunk):
         mamba_partial_cache_hit=False,
         mamba_shared_prefix_checkpoint=False,
         mamba_has_prefill_checkpoint_blocks=False,
+        waiting=waiting,
     )
+    return Scheduler._mamba_block_aligned_split(
+        stub, request, request.num_tokens - request.num_computed_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("computed", "chunk"), [(0, 2), (2 * BLOCK, 3), (5 * BLOCK, 4)]
+)
+def test_mamba_chunks_end_at_the_next_of_several(computed, chunk):
     request = make_request("0", SHARED + _own(50), BLOCK, sha256)
     request.num_computed_tokens = computed
     request.local_prefix_boundaries = (2 * BLOCK,)
     request.external_prefix_boundaries = (5 * BLOCK,)
 
-    num_new_tokens = Scheduler._mamba_block_aligned_split(
-        stub, request, request.num_tokens - computed
-    )
+    assert _split(request) == chunk * BLOCK
 
-    assert num_new_tokens == chunk * BLOCK
+
+@pytest.mark.parametrize(
+    ("prompt", "chunk"),
+    [
+        # The first chunk reaches as far as it does without the boundary.
+        (SHARED + _own(60), 9),
+        (SHARED[: 2 * BLOCK], 9),
+        (SHARED[:BLOCK] + _own(60), 2),
+        (SHARED[:BLOCK], 2),
+    ],
+)
+def test_a_connectors_boundary_is_left_to_a_sibling_that_waits(prompt, chunk):
+    request = make_request("0", SHARED + _own(50), BLOCK, sha256)
+    request.external_prefix_boundaries = (2 * BLOCK,)
+    waiting = [request, make_request("1", prompt, BLOCK, sha256)]
+
+    assert _split(request, waiting) == chunk * BLOCK
+
+
+def test_a_local_boundary_is_not():
+    request = make_request("0", SHARED + _own(50), BLOCK, sha256)
+    request.local_prefix_boundaries = (2 * BLOCK, 3 * BLOCK)
+    request.external_prefix_boundaries = (5 * BLOCK,)
+    waiting = [request, make_request("1", SHARED + _own(60), BLOCK, sha256)]
+
+    assert _split(request, waiting) == 3 * BLOCK
+
+
+def test_a_boundary_within_the_first_hash_block_is_left_to_nobody():
+    prompt = SHARED + _own(50)
+    request = make_request("0", prompt, BLOCK, sha256)
+    request.external_prefix_boundaries = (BLOCK - 1, 2 * BLOCK)
+    waiting = [request, make_request("1", prompt, BLOCK, sha256)]
+
+    assert _split(request, waiting) == 2 * BLOCK

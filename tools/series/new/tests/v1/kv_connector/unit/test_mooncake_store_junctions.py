@@ -206,6 +206,7 @@ def _request(num_tokens: int = 12 * BLOCK):
         num_computed_tokens=0,
         block_hashes=HASHES,
         all_token_ids=list(range(num_tokens)),
+        local_prefix_boundaries=(),
         external_prefix_boundaries=(),
         shared_prefix_boundaries=(),
     )
