@@ -220,14 +220,15 @@ class BoxEngine:
         kv_transfer_params: dict[str, Any] | None = None,
         **fields: Any,
     ) -> Request:
-        extra_args = kv_transfer_params and {"kv_transfer_params": kv_transfer_params}
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=0,
             ignore_eos=True,
             prompt_logprobs=prompt_logprobs,
-            extra_args=extra_args,
         )
+        if kv_transfer_params is not None:
+            # Where vLLM's front end puts them.
+            params.extra_args = {"kv_transfer_params": kv_transfer_params}
         params.update_from_generation_config({}, 2)
         return Request(
             request_id=request_id,

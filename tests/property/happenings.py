@@ -3,7 +3,8 @@
 
 Features that junctions do not use, in any order: sessions with streaming input,
 pauses in every mode, sleep, resets, priorities, several samples, adapters, images,
-salts, prompt log-probabilities, aborts, saves that take long.
+salts, prompt log-probabilities, aborts, saves that take long. And clients that declare
+junctions, whatever they send, with tails that are predicted.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from testbed.box import Box, BoxEngine, EngineOptions, Layout, Side, Stuck, WrongKV
-from tests.property.scenarios import blocks_for, layouts, prompt_trees
+from tests.property.scenarios import blocks_for, declarations, layouts, prompt_trees
 
 _IDLE_STEPS = 25
 _PAUSED_STEPS = 60
@@ -38,6 +39,7 @@ class Add:
         priority: As ``priority``; matters on an instance that schedules by it.
         prompt_logprobs: Whether it asks for them; vLLM reads no cache then.
         samples: As ``n``.
+        declared: What its client declares as junctions, good or bad; None: nothing.
     """
 
     prompt: int
@@ -49,6 +51,7 @@ class Add:
     priority: int = 0
     prompt_logprobs: bool = False
     samples: int = 1
+    declared: Any = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,8 @@ def plans(draw: st.DrawFn) -> Plan:
     prompts = draw(prompt_trees(layout))
     is_scarce = draw(st.sampled_from([False, False, True]))
     index = st.integers(0, len(prompts) - 1)
-    event = st.one_of(
-        _adds(layout, index, is_scarce), _adds(layout, index, is_scarce), _dos, _dos
-    )
+    adds = _adds(layout, index, is_scarce, declarations(max(map(len, prompts))))
+    event = st.one_of(adds, adds, _dos, _dos)
     events = draw(st.lists(event, min_size=2, max_size=14))
     longest = max(len(prompt) for prompt in prompts) + layout.scheduler_block_tokens
     enough = blocks_for(layout, 2 * longest + 8)
@@ -117,13 +119,17 @@ def plans(draw: st.DrawFn) -> Plan:
         max_requests=32,
         load_failure_policy="recompute",
         policy=draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
+        extra_config={"junctions_predict": draw(st.sampled_from([0, 2]))},
     )
     stored = tuple(draw(st.lists(index, max_size=3)))
     return Plan(layout, prompts, stored, tuple(events), options, is_scarce)
 
 
 def _adds(
-    layout: Layout, index: st.SearchStrategy[int], is_scarce: bool
+    layout: Layout,
+    index: st.SearchStrategy[int],
+    is_scarce: bool,
+    declared: st.SearchStrategy[Any],
 ) -> st.SearchStrategy[Add]:
     plain = st.builds(
         Add,
@@ -133,6 +139,7 @@ def _adds(
         st.just(False) if is_scarce else st.sampled_from([False, False, True]),
         st.sampled_from([None, None, None, "salt"]),
         priority=st.integers(0, 2),
+        declared=declared,
     )
     special = st.builds(
         Add,
@@ -141,6 +148,7 @@ def _adds(
         image=st.one_of(st.none(), st.integers(0, 3 * layout.scheduler_block_tokens)),
         prompt_logprobs=st.booleans(),
         samples=st.sampled_from([1, 2, 3]),
+        declared=declared,
     )
     return st.one_of(plain, plain, special)
 
@@ -340,6 +348,8 @@ def _fields(one: Add, number: int, prompt: list[int]) -> dict[str, Any]:
         "priority": one.priority,
         "arrival_time": float(number),
     }
+    if one.declared is not None:
+        fields["kv_transfer_params"] = {"junctions": one.declared}
     if one.prompt_logprobs:
         fields["prompt_logprobs"] = 1
     if one.adapter:
