@@ -31,7 +31,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     # What becomes of marks is a metric's label, and a mark's reader counts it.
     "metrics": {"declared", "rules", *_FLOOR},
     "declared": {"metrics", "rules", "seams", *_FLOOR},
-    "record": {"seams", *_FLOOR},
+    "record": {"rules", "seams", *_FLOOR},
     "plan": {"record", "rules", *_FLOOR},
     "core": {"rules", "seams", *_FLOOR},
     "lookup": {"metrics", "rules", "seams", *_FLOOR},
