@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "vllm.junctions"
 TOPS = (PACKAGE, "testbed", "benchmarks", "tools", "tests")
 MAX_MODULE_LINES = 300
-MAX_FUNCTION_LINES = 40
+MAX_FUNCTION_LINES = 42
 # Longer than that for now.
 LONG = ("vllm.junctions.metrics.counted",)
 

@@ -46,7 +46,6 @@ def best_tails(
 ) -> list[int]:
     """Choose the tails that bring the most hit tokens beyond their price.
 
-    A sibling uses the highest tail at or below the position up to which it shares.
     Exact, by dynamic programming over the lowest tail chosen so far. Two siblings to
     expect at 4,096 tokens and one at 1,024, nothing to hit without, a price of 100:
     one tail lies at 4,096 (8,192 tokens gained), two at both.
@@ -69,16 +68,22 @@ def best_tails(
     # gained[b, a]: by the siblings down to b, from a tail at a.
     gained = np.maximum(positions - other_tokens[:, None], 0) * rates[:, None]
     gained = gained.cumsum(axis=0)
-    by_one = gained.diagonal()
-    value = by_one - price_tokens
-    best = value.max()
-    if best <= 0:
+    value = gained.diagonal() - price_tokens
+    if value.max() <= 0:
         return []
+    return _with_lower_tails(value, gained, max_tails, price_tokens)
+
+
+def _with_lower_tails(
+    value: np.ndarray, gained: np.ndarray, max_tails: int, price_tokens: float
+) -> list[int]:
+    """Add lower tails to the best single one while they pay."""
+    best = value.max()
     above: list[np.ndarray] = []
     if max_tails > 1:
         # added[b, a]: what the next lower tail at b adds to one at a.
-        added = by_one[:, None] - gained.T
-        added -= _price_of_lower(len(positions), price_tokens)
+        added = gained.diagonal()[:, None] - gained.T
+        added -= _price_of_lower(len(value), price_tokens)
         for _ in range(max_tails - 1):
             totals = value + added
             with_one_more = totals.max(axis=1)

@@ -99,12 +99,10 @@ class TailPlacement:
         if not 0 <= max_tails <= MAX_TAILS:
             raise ValueError(f"max_tails must be 0 to {MAX_TAILS}, got {max_tails}")
         if scheduler_block_size <= 0:
-            raise ValueError(
-                f"scheduler_block_size must be positive, got {scheduler_block_size}"
-            )
-        span_tokens = scheduler_block_size
-        if dense_span_tokens is not None:
-            span_tokens = dense_span_tokens
+            raise ValueError(f"scheduler_block_size is {scheduler_block_size}, below 1")
+        span_tokens = dense_span_tokens
+        if span_tokens is None:
+            span_tokens = scheduler_block_size
         if span_tokens <= 0:
             raise ValueError(f"dense_span_tokens must be positive, got {span_tokens}")
         self._max_tails = max_tails
