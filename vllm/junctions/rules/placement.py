@@ -99,7 +99,7 @@ class TailPlacement:
         if not 0 <= max_tails <= MAX_TAILS:
             raise ValueError(f"max_tails must be 0 to {MAX_TAILS}, got {max_tails}")
         if scheduler_block_size <= 0:
-            raise ValueError(f"scheduler_block_size is {scheduler_block_size}, below 1")
+            raise ValueError(f"block size must be above 0, got {scheduler_block_size}")
         span_tokens = dense_span_tokens
         if span_tokens is None:
             span_tokens = scheduler_block_size
