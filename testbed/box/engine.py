@@ -475,6 +475,7 @@ class BoxEngine:
                 # Ending is no error: nobody needs to hear of it.
                 thread._invoke_excepthook = lambda *_args: None
                 thread.request_queue.put(_EndThread())
+                thread.join(timeout=_WAIT_SECONDS)
         self._close_lookup_channel(worker)
         self.scheduler.shutdown()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -492,6 +493,7 @@ class BoxEngine:
         client.executor.submit(wake).result(timeout=_WAIT_SECONDS)
         server.thread.join(timeout=_WAIT_SECONDS)
         client.close()
+        client.executor.shutdown()
         server.close()
         _end_context(client.ctx)
         _end_context(server.ctx)
