@@ -224,6 +224,8 @@ configure("MooncakeStoreConnector")
 
 def test_marks_are_ignored_where_vllm_does_not_fit_and_the_log_says_so():
     out = run_fresh(f"""{_CONFIGURE}
+logging.getLogger("vllm").addHandler(logging.StreamHandler(sys.stdout))
+logging.getLogger("vllm").setLevel(logging.INFO)
 from vllm.renderers.base import BaseRenderer
 BaseRenderer.render_chat = lambda self, something_else: None
 configure("MooncakeStoreConnector")
