@@ -21,6 +21,8 @@ from tools.vllm_tree import tree as source_tree
 MAX_LINES_ADDED = 220
 # Enough to be unique; more would be vLLM's text rather than a place in it.
 MAX_ANCHOR_CHARACTERS = 70
+# Characters a line, by vLLM's settings of ruff.
+VLLM_WIDTH = 88
 REQUEST = "vllm/v1/request.py"
 
 
@@ -102,6 +104,24 @@ def test_the_feature_is_small(version: str) -> None:
         texts |= written
 
     assert num_added <= MAX_LINES_ADDED
+
+
+def test_lines_fit_vllms_width(version: str) -> None:
+    texts = {p: (source_tree(version) / p).read_text() for p in edited_files(version)}
+    too_long = []
+    for commit in SERIES:
+        written = commit.apply(texts, version)
+        for path, text in written.items():
+            there = set(texts.get(path, "").splitlines())
+            ours = [line for line in text.splitlines() if line not in there]
+            too_long += [
+                (path, line)
+                for line in ours
+                if len(line) > VLLM_WIDTH and "noqa: E501" not in line
+            ]
+        texts |= written
+
+    assert too_long == []
 
 
 def all_edits() -> list[Edit]:

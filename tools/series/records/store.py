@@ -277,7 +277,7 @@ _TEST_EDITS = (
         f"{_UNIT}/test_mooncake_store_worker.py",
         at="num_prompt_tokens=None: (",
         how="everywhere",
-        put="num_prompt_tokens=None, junctions=(): (",
+        put="num_prompt_tokens=None, **_: (",
     ),
     Edit(
         f"{_UNIT}/test_mooncake_store_worker.py",

@@ -91,7 +91,7 @@ def test_the_connector_asks_its_own_side():
     }
 
 
-def test_both_sides_reach_prometheus_as_one():
+def test_both_sides_reach_the_log_line_and_prometheus():
     unregister_vllm_metrics()
     stats = MooncakeStoreConnectorStats()
     stats.record_operation("save_put", 0.01, num_keys=3)
@@ -111,6 +111,7 @@ def test_both_sides_reach_prometheus_as_one():
 
     found = "vllm:mooncake_store_junctions_found_total"
     keys = "vllm:mooncake_store_operation_keys_total"
+    assert stats.reduce()["junctions_found_external"] == 3
     assert sample(found, source="external") == 3
     assert sample(found, source="local") is None
     assert sample(keys, operation="save_put", status="ok") == 3
