@@ -40,6 +40,23 @@ class JunctionStoreCoordinator(LookupCoordinator):
                 ``aligned_token_len`` have no effect yet.
         """
         masks = super().store_mask(aligned_token_len, start_token, num_prompt_tokens)
+        return self.with_tails(masks, aligned_token_len, start_token, boundaries)
+
+    def with_tails(
+        self,
+        masks: GroupMasks,
+        aligned_token_len: int,
+        start_token: int,
+        boundaries: Sequence[int],
+    ) -> GroupMasks:
+        """Return store masks with the tails at ``boundaries`` kept as well.
+
+        Args:
+            masks: For the range that the lengths give.
+            aligned_token_len: As for :meth:`store_mask`, like the rest.
+            start_token: Likewise.
+            boundaries: Likewise.
+        """
         for position in boundaries:
             if position <= 0:
                 continue

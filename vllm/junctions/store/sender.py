@@ -42,17 +42,14 @@ class SavingCoordinator(JunctionStoreCoordinator):
 
         Source: extends :meth:`JunctionStoreCoordinator.store_mask`.
         """
-        lengths = (aligned_token_len, start_token, num_prompt_tokens)
-        kept = tuple(boundaries)
-        masks = super().store_mask(*lengths, kept)
+        lengths = (aligned_token_len, start_token)
+        masks = super().store_mask(*lengths, num_prompt_tokens, boundaries)
         job = self.job
         if job is None:
             return masks
         for source, positions in job.boundaries_by_source():
-            if positions:
-                others, kept = masks, (*kept, *positions)
-                masks = super().store_mask(*lengths, kept)
-                job.note_tails(source, masks, others, aligned_token_len, start_token)
+            others, masks = masks, self.with_tails(masks, *lengths, positions)
+            job.note_tails(source, masks, others, *lengths)
         return masks
 
 
