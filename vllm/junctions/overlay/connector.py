@@ -66,7 +66,8 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
     ) -> None:
         compat.check_version()
         compat.check_seams(compat.STORE_SEAMS)
-        self._repairs = JunctionsConfig.of(vllm_config).repairs()
+        config = JunctionsConfig.of(vllm_config)
+        self._repairs = config.repairs()
         if role == KVConnectorRole.SCHEDULER:
             if not compat.has_native_core():
                 CORE_HOOKS.install()
@@ -76,7 +77,7 @@ class MooncakeStoreConnector(ours.MooncakeStoreConnector):
         if self.connector_scheduler is not None:
             switch_on(self.connector_scheduler, self._repairs)
             switch_on(self.connector_scheduler.client, self._repairs)
-            _say_on(self._repairs, JunctionsConfig.of(vllm_config).junctions_predict)
+            _say_on(self._repairs, config.junctions_predict)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -144,10 +144,7 @@ def make_recorder(
         kv_cache_config: Likewise.
         scheduler: The connector's scheduler side, stock's or ours.
     """
-    assert vllm_config.kv_transfer_config is not None
-    config = JunctionsConfig.from_extra_config(
-        vllm_config.kv_transfer_config.kv_connector_extra_config
-    )
+    config = JunctionsConfig.of(vllm_config)
     assert config.junctions_record is not None
     ids = IdMaker(config.junctions_record_secret)
     header = _header(vllm_config, kv_cache_config, scheduler, ids, config.junctions)

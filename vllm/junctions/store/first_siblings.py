@@ -117,10 +117,10 @@ class FirstSiblings:
             is_looked_up: Whether a store lookup of it finished well.
             counters: Count what is ignored, and who was served.
         """
-        params = request.kv_transfer_params
-        declares = isinstance(params, Mapping) and DECLARED_KEY in params
         if request.request_id in self._extra_by_request:
             return
+        params = request.kv_transfer_params
+        declares = isinstance(params, Mapping) and DECLARED_KEY in params
         if not (declares or self._predicts or len(self._unused)):
             return
         declared = self._declared(request, hit_tokens, counters) if declares else ()

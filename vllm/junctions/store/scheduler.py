@@ -87,14 +87,10 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         )
 
     def _build_first_siblings(self, vllm_config: VllmConfig) -> FirstSiblings:
-        assert vllm_config.kv_transfer_config is not None
-        config = JunctionsConfig.from_extra_config(
-            vllm_config.kv_transfer_config.kv_connector_extra_config
-        )
         limits = vllm_config.scheduler_config
         return FirstSiblings(
             self._store_coord,
-            config.junctions_predict,
+            JunctionsConfig.of(vllm_config).junctions_predict,
             self.kv_role != "kv_consumer",
             limits.long_prefill_token_threshold
             or limits.max_num_scheduled_tokens
