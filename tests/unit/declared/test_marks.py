@@ -4,7 +4,7 @@ import copy
 import pytest
 
 from vllm.junctions.declared.marks import PROBES, find_marks, mark_ends, with_probes
-from vllm.junctions.declared.outcomes import MarkOutcome
+from vllm.junctions.metrics.marks import MarkOutcome
 
 _EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 

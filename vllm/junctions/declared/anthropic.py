@@ -21,7 +21,7 @@ from vllm.junctions.declared.marks import (
     find_marks,
     with_probes,
 )
-from vllm.junctions.declared.outcomes import MarkOutcome
+from vllm.junctions.metrics.marks import MarkOutcome
 from vllm.junctions.seams.registry import Hook, HookSet
 
 _KEY_BYTES = ANTHROPIC_KEY.encode()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what becomes of marks, and logs the first of a kind that is ignored."""
 
-from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.metrics.counted import MARKS
 from vllm.junctions.metrics.front_end import FRONT_END
+from vllm.junctions.metrics.marks import MarkOutcome
 
 
 def count(outcome: MarkOutcome, detail: str = "") -> None:

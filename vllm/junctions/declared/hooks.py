@@ -17,9 +17,9 @@ from vllm.junctions.declared.activation import reads_marks
 from vllm.junctions.declared.anthropic import chat_of
 from vllm.junctions.declared.counting import count
 from vllm.junctions.declared.marks import find_marks, with_lists, with_probes
-from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.declared.positions import with_marks
 from vllm.junctions.declared.reader import MarkedChat, MarkReader, finish
+from vllm.junctions.metrics.marks import MarkOutcome
 from vllm.junctions.rules.declared import DECLARED_KEY
 from vllm.junctions.seams.registry import Hook, HookSet
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.junctions.declared.outcomes import MarkOutcome
+from vllm.junctions.metrics.marks import MarkOutcome
 from vllm.junctions.rules.declared import MAX_DECLARED
 
 ANTHROPIC_KEY, OPENAI_KEY = "cache_control", "prompt_cache_breakpoint"

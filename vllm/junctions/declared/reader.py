@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.junctions.declared.marks import Marks, mark_ends
-from vllm.junctions.declared.outcomes import MarkOutcome
 from vllm.junctions.declared.positions import KnownPositions, num_common_tokens
+from vllm.junctions.metrics.marks import MarkOutcome
 
 _KNOWN = "_vllm_junctions_known_positions"
 

@@ -9,11 +9,12 @@ to the process that serves ``/metrics``.
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from vllm.logger import init_logger
 
-from vllm.junctions.declared.outcomes import MarkOutcome
+from vllm.junctions.metrics.marks import MarkOutcome
+from vllm.junctions.metrics.metric import Metric
 from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 from vllm.junctions.rules.declared import Flaw
 
@@ -28,27 +29,6 @@ UNKNOWN_GROUP = "unknown"
 # What names a junction that no lookup has found yet.
 DECLARED, PREDICTED = "declared", "predicted"
 EXTRA_SOURCES = {DECLARED, PREDICTED}
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric of ``/metrics``.
-
-    Attributes:
-        name: Its full name, as Prometheus shows it.
-        kind: Prometheus' type.
-        meaning: Help text; says the unit.
-        labels: Labels beside those that all of vLLM's metrics have.
-        known_values: Values of ``labels`` to show as 0 before anything happened.
-        buckets: Upper bounds of a histogram's buckets, all above 0.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    meaning: str
-    labels: tuple[str, ...] = ()
-    known_values: tuple[tuple[str, ...], ...] = ()
-    buckets: tuple[float, ...] = ()
 
 
 LOOKUPS = Metric(
@@ -185,7 +165,7 @@ class JunctionCounters:
         default_factory=dict, repr=False, compare=False
     )
     _observations: list[Record] = field(default_factory=list, repr=False, compare=False)
-    _told: set[str] = field(default_factory=set, repr=False, compare=False)
+    _told: set[tuple[str, str]] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, metric: Metric, value: float = 1, *labels: str) -> None:
         """Raise a counter.
@@ -237,24 +217,24 @@ class JunctionCounters:
             count: How many to add.
         """
         with self._lock:
-            before = getattr(self, name)
-            setattr(self, name, before + count)
-        self.add(FAULTS, count, name)
-        if before == 0:
-            logger.warning("%s Further cases are only counted (%s).", message, name)
+            setattr(self, name, getattr(self, name) + count)
+        self.add_once_told(FAULTS, name, message, count)
 
-    def add_once_told(self, metric: Metric, label: str, message: str) -> None:
+    def add_once_told(
+        self, metric: Metric, label: str, message: str, count: int = 1
+    ) -> None:
         """Raise a counter of one label, and log the first case of each label.
 
         Args:
             metric: A metric of this module.
             label: The value of its label.
             message: What happened, in words an operator can act on.
+            count: By how much.
         """
-        self.add(metric, 1, label)
+        self.add(metric, count, label)
         with self._lock:
-            is_first = label not in self._told
-            self._told.add(label)
+            is_first = (metric.name, label) not in self._told
+            self._told.add((metric.name, label))
         if is_first:
             logger.warning("%s Further cases are only counted (%s).", message, label)
 

@@ -22,8 +22,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.metrics import 
 )
 
 from vllm import envs
-from vllm.junctions.metrics.counted import METRICS, JunctionCounters, Metric, Record
+from vllm.junctions.metrics.counted import METRICS, JunctionCounters, Record
 from vllm.junctions.metrics.front_end import FRONT_END
+from vllm.junctions.metrics.metric import Metric
 
 KEY = "junctions"
 

@@ -96,15 +96,10 @@ class TailPlacement:
         Raises:
             ValueError: A number is out of its range.
         """
-        if not 0 <= max_tails <= MAX_TAILS:
-            raise ValueError(f"max_tails must be 0 to {MAX_TAILS}, got {max_tails}")
-        if scheduler_block_size <= 0:
-            raise ValueError(f"block size must be above 0, got {scheduler_block_size}")
         span_tokens = dense_span_tokens
         if span_tokens is None:
             span_tokens = scheduler_block_size
-        if span_tokens <= 0:
-            raise ValueError(f"dense_span_tokens must be positive, got {span_tokens}")
+        _check(max_tails, scheduler_block_size, span_tokens)
         self._max_tails = max_tails
         self._block_tokens = scheduler_block_size
         self._use_eagle = use_eagle
@@ -271,3 +266,14 @@ class _Trust:
     def is_spent(self) -> bool:
         """Return whether many siblings were due and none came."""
         return self._num_due > _MAX_DUE
+
+
+def _check(max_tails: int, scheduler_block_size: int, span_tokens: int) -> None:
+    if not 0 <= max_tails <= MAX_TAILS:
+        raise ValueError(f"max_tails must be 0 to {MAX_TAILS}, got {max_tails}")
+    if scheduler_block_size <= 0:
+        raise ValueError(
+            f"scheduler_block_size must be positive, got {scheduler_block_size}"
+        )
+    if span_tokens <= 0:
+        raise ValueError(f"dense_span_tokens must be positive, got {span_tokens}")
