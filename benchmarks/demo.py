@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import junction_probe
+from benchmarks.command_line import exit_on_signal
 from benchmarks.demo_result import RESULTS, DemoResult, DemoRow
 from benchmarks.junction_probe import ProbeReport, ProbeRow
 from testbed.models import DEFAULT_MODEL, MODELS, TinyModel
@@ -203,11 +203,6 @@ def _patched_vllm() -> Path:
     return patched_installation(patched_tree(installed_version()))
 
 
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    # Unwinds every ``with`` block, which ends the servers.
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -242,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         names = ", ".join((*MODELS, SEED_TABLE))
         print(f"demo: no model {args.model!r}; one of: {names}")
         return 2
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-demo-"))
     keep = args.keep_logs
     try:

@@ -25,13 +25,13 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 import httpx
 import msgspec
 from rich.console import Console
 from tqdm import tqdm
 
+from benchmarks.command_line import exit_on_signal, positive
 from benchmarks.gsm8k.arms import ARMS, serving
 from benchmarks.gsm8k.asking import Asking, CompletionServer
 from benchmarks.gsm8k.data import (
@@ -287,16 +287,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="JSONL",
         help="the few-shot examples; default: GSM8K's training set, fetched once",
     )
-    data.add_argument("--shots", type=_positive, default=10)
-    data.add_argument("--questions", type=_positive, default=200)
+    data.add_argument("--shots", type=positive, default=10)
+    data.add_argument("--questions", type=positive, default=200)
     data.add_argument(
         "--instruction",
         default=INSTRUCTION,
         help="put behind each question; '' leaves it out, and then stock hits by luck",
     )
-    data.add_argument("--max-tokens", type=_positive, default=256)
+    data.add_argument("--max-tokens", type=positive, default=256)
     how = parser.add_argument_group("how")
-    how.add_argument("--concurrency", type=_positive, default=1)
+    how.add_argument("--concurrency", type=positive, default=1)
     how.add_argument(
         "--reset-local-cache",
         action="store_true",
@@ -307,10 +307,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--compare", type=Path, metavar="OTHER.json")
     arms = parser.add_argument_group("with --arms")
     arms.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    arms.add_argument("--threads", type=_positive, default=2, help="of each server")
+    arms.add_argument("--threads", type=positive, default=2, help="of each server")
     arms.add_argument(
         "--arms-at-once",
-        type=_positive,
+        type=positive,
         default=1,
         help="arms that share the machine; their times are then of a busy one",
     )
@@ -318,13 +318,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if args.concurrency > 1 and (args.reset_local_cache or args.arms):
         parser.error("the cache is reset before each question: --concurrency 1")
     return args
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
 
 
 def finish(args: argparse.Namespace, report: Report) -> None:
@@ -348,13 +341,9 @@ def finish(args: argparse.Namespace, report: Report) -> None:
     console.print(f"Written to {args.json} and {picture}")
 
 
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-gsm8k-"))
     keep_logs = False
     try:

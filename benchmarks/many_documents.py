@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -40,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import exit_on_signal, positive
 from benchmarks.junction_probe import (
     ProbeError,
     ServerFacts,
@@ -374,28 +374,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--documents", type=_positive, default=8)
-    parser.add_argument("--segment-mib", type=_positive, default=1024)
+    parser.add_argument("--documents", type=positive, default=8)
+    parser.add_argument("--segment-mib", type=positive, default=1024)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=RESULTS / "documents.json")
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    # Unwinds every ``with`` block, which ends the servers.
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-documents-"))
     keep_logs = False
     try:

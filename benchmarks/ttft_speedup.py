@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 import httpx
 import msgspec
@@ -41,6 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import exit_on_signal, positive
 from benchmarks.junction_probe import ProbeError, ServerFacts, ServerUnderProbe
 from testbed import gemma3_270m
 from testbed.models import GEMMA3
@@ -397,22 +397,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         choices=(GEMMA3.name, gemma3_270m.NAME),
         help="what the own servers serve",
     )
-    parser.add_argument("--lengths", type=_positive, nargs="+", default=_LENGTHS)
+    parser.add_argument("--lengths", type=positive, nargs="+", default=_LENGTHS)
     parser.add_argument(
         "--siblings",
-        type=_positive,
+        type=positive,
         default=4,
         help="B finds the junction, every further one is measured",
     )
     parser.add_argument(
-        "--tail-tokens", type=_positive, help="default: two scheduler blocks and a bit"
+        "--tail-tokens", type=positive, help="default: two scheduler blocks and a bit"
     )
     parser.add_argument(
         "--block-tokens",
-        type=_positive,
+        type=positive,
         help="tokens per scheduler block, where the server does not tell it right",
     )
-    parser.add_argument("--segment-gib", type=_positive, default=2)
+    parser.add_argument("--segment-gib", type=positive, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=RESULTS / "ttft.json")
     args = parser.parse_args(argv)
@@ -423,21 +423,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    # Unwinds every ``with`` block, which ends the servers.
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-ttft-"))
     keep_logs = False
     try:

@@ -16,12 +16,12 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 from rich.console import Console
 
 import vllm
+from benchmarks.command_line import exit_on_signal
 from benchmarks.soak.fleet import Fleet
 from benchmarks.soak.report import SoakReport
 from benchmarks.soak.run import Soak
@@ -68,14 +68,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    # Unwinds every ``with`` block, which ends the servers.
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     console = Console(soft_wrap=True)
     work_dir = Path(tempfile.mkdtemp(prefix="junctions-soak-"))
     console.print(f"soak: seed {args.seed}, logs in {work_dir}")
