@@ -105,18 +105,24 @@ def test_the_prompt_is_what_it_is_without_marks(make_front_end):
         assert with_marks[key] == plain[key]
 
 
+def renderings(front_end, monkeypatch) -> list:
+    """Return a list that each rendering from now on is added to."""
+    rendered = []
+    original = front_end.renderer.render_messages_async
+
+    async def noted(*args):
+        rendered.append(args)
+        return await original(*args)
+
+    monkeypatch.setattr(front_end.renderer, "render_messages_async", noted)
+    return rendered
+
+
 def test_a_request_without_marks_is_rendered_once_and_changes_in_nothing(
     make_front_end, monkeypatch, outcomes
 ):
     front_end = make_front_end()
-    rendered = []
-    original = front_end.renderer.render_messages_async
-
-    async def counted(*args):
-        rendered.append(args)
-        return await original(*args)
-
-    monkeypatch.setattr(front_end.renderer, "render_messages_async", counted)
+    rendered = renderings(front_end, monkeypatch)
     messages = chat("Some document.", "Why?", marked=False)
     assert front_end.params(messages) is None
     assert len(rendered) == 1
@@ -126,14 +132,7 @@ def test_a_request_without_marks_is_rendered_once_and_changes_in_nothing(
 
 def test_several_marks_cost_one_more_rendering(make_front_end, monkeypatch):
     front_end = make_front_end()
-    calls = []
-    original = front_end.renderer.render_messages_async
-
-    async def counted(*args):
-        calls.append(args)
-        return await original(*args)
-
-    monkeypatch.setattr(front_end.renderer, "render_messages_async", counted)
+    calls = renderings(front_end, monkeypatch)
     system = {"role": "system", "content": [part(words("s", 50), True)]}
     turns = [
         {"role": "user", "content": [part(words("u1", 40), True)]},
