@@ -10,6 +10,7 @@ junctions, whatever they send, with tails that are predicted.
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -392,6 +393,9 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
                     break
                 engine.step()
         except WrongKV:
+            # Stock's own fault, which hits that only one side has can meet; see
+            # ``but_for_early_copies`` of test_laws.py.
+            assume(not engine.runner.num_early_copies)
             raise
         except (*_ENGINE_FAULTS, Stuck) as error:
             run.outcome.died = f"{type(error).__name__}: {error}"
