@@ -6,6 +6,7 @@ saved by an ordinary instance before an instance of the mode in question serves 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,16 @@ def test_capacity_only_neither_looks_up_nor_saves(box: Box) -> None:
     assert hits(engine, C, "C") == (0, 0)
     assert hits(engine, D, "D") == (SHARED_TOKENS, 0)
     assert len(box.store.puts) == before
+
+
+def test_capacity_only_serves_with_recording_on(box: Box, tmp_path: Path) -> None:
+    """vLLM 0.33 has no store coordinator then, and so no layout to record."""
+    path = str(tmp_path / "traffic.jsonl")
+    engine = box.engine(
+        role="kv_consumer",
+        extra_config={"enable_lookup": False, "junctions_record": path},
+    )
+    assert hits(engine, B, "B") == (0, 0)
 
 
 @pytest.mark.parametrize("side", ["stock", "on"])

@@ -210,6 +210,12 @@ class _Recording:
         if role == KVConnectorRole.SCHEDULER:
             assert kv_cache_config is not None
             scheduler = cast(Any, self).connector_scheduler
+            if scheduler._store_coord is None:
+                logger.warning(
+                    "vllm-junctions records nothing: the instance only lends memory "
+                    "to the store."
+                )
+                return
             self._recorder = make_recorder(vllm_config, kv_cache_config, scheduler)
 
     def update_state_after_alloc(

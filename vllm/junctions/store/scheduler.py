@@ -64,10 +64,12 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     """The stock scheduler side, with junctions merged and carried to saves."""
 
     client: JunctionLookupClient
-    _store_coord: JunctionStoreCoordinator
+    # None on an instance that only lends memory (vLLM 0.33).
+    _store_coord: JunctionStoreCoordinator | None  # type: ignore[assignment]
     _has_told_info = False
     _last_too_short: str | None = None
-    # None where no constructor has run, as in vLLM's own tests.
+    # None without a coordinator, and where no constructor has run, as in vLLM's own
+    # tests.
     _first_siblings: FirstSiblings | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -77,7 +79,10 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
         ):
             super().__init__(vllm_config, kv_cache_config)
-        self._first_siblings = self._build_first_siblings(vllm_config)
+        if self._store_coord is not None:
+            self._first_siblings = self._build_first_siblings(
+                vllm_config, self._store_coord
+            )
         self.client.hit_units = HitUnits(
             hash_block_size=self._hash_block_size,
             hit=self._hash_block_size
@@ -86,10 +91,12 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             block_size=self._block_size,
         )
 
-    def _build_first_siblings(self, vllm_config: VllmConfig) -> FirstSiblings:
+    def _build_first_siblings(
+        self, vllm_config: VllmConfig, coord: JunctionStoreCoordinator
+    ) -> FirstSiblings:
         limits = vllm_config.scheduler_config
         return FirstSiblings(
-            self._store_coord,
+            coord,
             JunctionsConfig.of(vllm_config).junctions_predict,
             self.kv_role != "kv_consumer",
             limits.long_prefill_token_threshold
@@ -123,7 +130,7 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
         junctions = take_junctions and take_junctions(request.request_id)
         if junctions is not None:
             set_junctions(request, store=junctions)
-        elif self.enable_lookup and request.num_tokens < self._store_coord.align_unit:
+        elif self.enable_lookup and self._is_too_short(request):
             self._count_too_short(request.request_id)
         if self._first_siblings is not None and matched[0] is not None:
             self._first_siblings.place(
@@ -145,6 +152,10 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
                 found.predicted,
             )
         return matched
+
+    def _is_too_short(self, request: Request) -> bool:
+        coord = self._store_coord
+        return coord is not None and request.num_tokens < coord.align_unit
 
     def _count_too_short(self, req_id: str) -> None:
         # The head of the queue is asked about at every step until it fits.
