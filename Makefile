@@ -6,8 +6,8 @@ MODEL ?= gemma3-tiny
 MODELLESS := tests/unit tests/property tests/fuzz tests/engine
 LAWS := tests/property
 MINUTES ?= 30
-# The laws get their full number of examples on the other version.
-EXAMPLES_033 ?= 200
+# Examples of each law on the other version.
+EXAMPLES_033 ?= 1000
 # Inputs for each target of the coverage-guided fuzzer.
 RUNS ?= 100000
 # Given on the command line, these reach tools/setup.sh through the environment.

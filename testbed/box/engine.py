@@ -128,14 +128,15 @@ class BoxEngine:
                     self.worker = self._create_worker(kv_cache_config)
             else:
                 self.worker = self._create_worker(kv_cache_config)
-            self.scheduler = Scheduler(
-                vllm_config=self.vllm_config,
-                kv_cache_config=kv_cache_config,
-                structured_output_manager=StructuredOutputManager(self.vllm_config),
-                block_size=block_tokens,
-                hash_block_size=hash_tokens,
-                log_stats=True,
-            )
+            with _kept_when_it_fails():
+                self.scheduler = Scheduler(
+                    vllm_config=self.vllm_config,
+                    kv_cache_config=kv_cache_config,
+                    structured_output_manager=StructuredOutputManager(self.vllm_config),
+                    block_size=block_tokens,
+                    hash_block_size=hash_tokens,
+                    log_stats=True,
+                )
         self.worker.register_kv_caches(self.runner.kv_caches())
         self._allow_images()
         self._follow_sessions()
@@ -518,6 +519,23 @@ def _sequence(request: Request, hash_tokens: int) -> Sequence:
     if adapter is None and request.cache_salt is None:
         origin = 0
     return Sequence(tokens, hash_tokens, origin)
+
+
+_FAILURES: list[BaseException] = []
+
+
+@contextlib.contextmanager
+def _kept_when_it_fails() -> Iterator[None]:
+    """Keep what a failed constructor leaves behind.
+
+    The garbage collector would end a ZMQ context of it before the context's sockets,
+    and wait for those for ever.
+    """
+    try:
+        yield
+    except BaseException as error:
+        _FAILURES.append(error)
+        raise
 
 
 def _end_context(context: zmq.Context) -> None:
