@@ -9,6 +9,7 @@ from testbed.box.engine import BoxEngine, Served, Stuck
 from testbed.box.forward import WrongKV
 from testbed.box.layout import Group, Layout
 from testbed.box.memory_store import MemoryStore
+from testbed.box.neighbour import Neighbour
 
 __all__ = [
     "Box",
@@ -17,6 +18,7 @@ __all__ = [
     "Group",
     "Layout",
     "MemoryStore",
+    "Neighbour",
     "Served",
     "Side",
     "Stuck",

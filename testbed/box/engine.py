@@ -18,7 +18,6 @@ import msgspec
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.interface import PauseState
@@ -46,6 +45,7 @@ from testbed.box.memory_store import (
     MemoryStoreClient,
     in_place_of_mooncake,
 )
+from testbed.box.requests import make_request
 from testbed.store import MooncakeConfig
 
 _WAIT_SECONDS = 30.0
@@ -212,33 +212,9 @@ class BoxEngine:
     # Requests
 
     def _make_request(
-        self,
-        prompt: list[int],
-        request_id: str,
-        max_tokens: int,
-        *,
-        prompt_logprobs: int | None = None,
-        kv_transfer_params: dict[str, Any] | None = None,
-        **fields: Any,
+        self, prompt: list[int], request_id: str, max_tokens: int, **fields: Any
     ) -> Request:
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=0,
-            ignore_eos=True,
-            prompt_logprobs=prompt_logprobs,
-        )
-        if kv_transfer_params is not None:
-            # Where vLLM's front end puts them.
-            params.extra_args = {"kv_transfer_params": kv_transfer_params}
-        params.update_from_generation_config({}, 2)
-        return Request(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            sampling_params=params,
-            pooling_params=None,
-            block_hasher=self._hasher,
-            **fields,
-        )
+        return make_request(prompt, request_id, max_tokens, self._hasher, **fields)
 
     def block_hashes(self, prompt: list[int]) -> list[bytes]:
         """Return the block hashes that a request with this prompt has."""

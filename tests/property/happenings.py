@@ -7,6 +7,7 @@ salts, prompt log-probabilities, aborts, saves that take long. And clients that 
 junctions, whatever they send, with tails that are predicted.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,16 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
-from testbed.box import Box, BoxEngine, EngineOptions, Layout, Side, Stuck, WrongKV
+from testbed.box import (
+    Box,
+    BoxEngine,
+    EngineOptions,
+    Layout,
+    Neighbour,
+    Side,
+    Stuck,
+    WrongKV,
+)
 from tests.property.scenarios import blocks_for, declarations, layouts, prompt_trees
 
 _IDLE_STEPS = 25
@@ -170,6 +180,7 @@ _dos = st.one_of(
                 "reset store",
                 "forced reset",
                 "other instance",
+                "other connector",
             ]
         ),
         st.integers(1, 5),
@@ -191,24 +202,36 @@ class Outcome:
         died: What ended the engine, if anything did.
         reasons: Why each request ended, by id; None for one that waits.
         tokens: All tokens of each request.
+        waiting: Sessions that wait for input.
+        stuck: Requests that wait for something else, and will for ever.
         alone: Hit tokens of requests that nothing ran beside.
         others: Hit tokens of the other instance's requests, while all ran alone.
+        neighbour: What an engine of another connector scheduled, step by step.
         is_clean: Whether every block was free at the end.
     """
 
     died: str | None = None
     reasons: dict[str, str | None] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+    stuck: set[str] = field(default_factory=set)
     alone: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
+    neighbour: list[Any] = field(default_factory=list)
     is_clean: bool = True
 
 
 class Happening:
-    """A plan under way on one engine, and another instance of stock beside it."""
+    """A plan under way on one engine; what is beside it in its process.
 
-    def __init__(self, engine: BoxEngine, other: BoxEngine, plan: Plan) -> None:
+    That is another instance, of stock, and an engine of another connector.
+    """
+
+    def __init__(
+        self, engine: BoxEngine, other: BoxEngine, neighbour: Neighbour, plan: Plan
+    ) -> None:
         self.engine, self.other, self.plan = engine, other, plan
+        self.neighbour = neighbour
         self.sessions: list[str] = []
         self.outcome = Outcome()
         self._num_inputs = 0
@@ -326,6 +349,12 @@ class Happening:
         served = self.other.serve(list(prompts[count % len(prompts)]), name)
         self.outcome.others[name] = served.hit_tokens
 
+    def _other_connector(self, count: int) -> None:
+        """Serve prompts on the engine of another connector: they share prefixes."""
+        prompts = self.plan.prompts
+        for index in range(count, count + 2):
+            self.neighbour.serve(list(prompts[index % len(prompts)]))
+
     @property
     def _requests(self) -> dict[str, Any]:
         return self.engine.scheduler.requests
@@ -338,6 +367,10 @@ class Happening:
             name: list(one.all_token_ids) for name, one in engine._requests.items()
         }
         pool = engine.scheduler.kv_cache_manager.block_pool
+        for name, request in self._requests.items():
+            waits = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+            (outcome.waiting if waits else outcome.stuck).add(name)
+        outcome.neighbour = self.neighbour.steps
         outcome.is_clean = pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         return outcome
 
@@ -375,7 +408,10 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
     Raises:
         WrongKV: A request would have read KV that is not its own.
     """
-    with Box(plan.layout, plan.options) as box:
+    with (
+        Box(plan.layout, plan.options) as box,
+        closing(Neighbour(plan.layout, plan.options)) as neighbour,
+    ):
         # There is room for it to serve any of them, and to remember all of them.
         longest = max(map(len, plan.prompts))
         room = 20 * blocks_for(plan.layout, longest + 4)
@@ -383,7 +419,7 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
         for number, index in enumerate(plan.stored):
             other.serve(list(plan.prompts[index]), f"stored {number}")
         engine = box.engine(side)
-        run = Happening(engine, other, plan)
+        run = Happening(engine, other, neighbour, plan)
         try:
             for number, event in enumerate(plan.events):
                 run.happen(number, event)
