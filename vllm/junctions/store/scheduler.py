@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler impor
 )
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -68,9 +69,10 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
     _store_coord: JunctionStoreCoordinator | None  # type: ignore[assignment]
     _has_told_info = False
     _last_too_short: str | None = None
-    # None without a coordinator, and where no constructor has run, as in vLLM's own
-    # tests.
+    # None without a coordinator, and before an engine binds its block pool.
     _first_siblings: FirstSiblings | None = None
+    # Without a constructor, as in vLLM's own tests, there is none.
+    _vllm_config: VllmConfig | None = None
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         with substituted(
@@ -79,10 +81,7 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             MooncakeStoreCoordinator=JunctionStoreCoordinator,
         ):
             super().__init__(vllm_config, kv_cache_config)
-        if self._store_coord is not None:
-            self._first_siblings = self._build_first_siblings(
-                vllm_config, self._store_coord
-            )
+        self._vllm_config = vllm_config
         self.client.hit_units = HitUnits(
             hash_block_size=self._hash_block_size,
             hit=self._hash_block_size
@@ -90,6 +89,17 @@ class JunctionStoreScheduler(MooncakeStoreScheduler):
             else self._block_size,
             block_size=self._block_size,
         )
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Bind the engine's block pool; from here on requests come.
+
+        Source: extends ``MooncakeStoreScheduler.bind_gpu_block_pool``.
+        """
+        super().bind_gpu_block_pool(gpu_block_pool)
+        if self._store_coord is not None and self._vllm_config is not None:
+            self._first_siblings = self._build_first_siblings(
+                self._vllm_config, self._store_coord
+            )
 
     def _build_first_siblings(
         self, vllm_config: VllmConfig, coord: JunctionStoreCoordinator
