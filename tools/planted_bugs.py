@@ -195,13 +195,6 @@ MUTATIONS = (
         ("tests/unit/overlay/test_connector.py",),
     ),
     Mutation(
-        "hooks act on engines of other connectors",
-        "seams/switches.py",
-        "    return name in getattr(owner, _ATTRIBUTE, ())\n",
-        "    return True\n",
-        ("tests/property/test_never_worse.py",),
-    ),
-    Mutation(
         "wait for lookups without a bound",
         "repairs/silent_lookups.py",
         "        socket.setsockopt(option, timeout_ms)\n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of another connector, in the process of the engines in a box."""
+"""Engines of another connector and of none, in the process of engines in a box."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ _MAX_STEPS = 1000
 
 
 class Neighbour:
-    """vLLM's scheduler with a connector that fills KV caches for benchmarks.
+    """vLLM's scheduler without our connector.
 
     It knows nothing of stores or junctions; nothing that another engine does may
     change what it schedules.
@@ -38,13 +38,23 @@ class Neighbour:
         steps: What each step scheduled.
     """
 
-    def __init__(self, layout: Layout, options: EngineOptions) -> None:
+    def __init__(
+        self, layout: Layout, options: EngineOptions, connector: str | None
+    ) -> None:
+        """Make an engine of its own.
+
+        Args:
+            layout: Its KV-cache layout.
+            options: As for other engines, but for what concerns the store.
+            connector: Name of its connector; None for none. It gets no worker:
+                ``DecodeBenchConnector``, which fills KV caches for benchmarks, will do.
+        """
         options = replace(
             options, side="stock", num_blocks=_NUM_BLOCKS, extra_config={}
         )
         config = make_vllm_config(layout, options)
-        config.kv_transfer_config = KVTransferConfig(
-            kv_connector="DecodeBenchConnector", kv_role="kv_both"
+        config.kv_transfer_config = connector and KVTransferConfig(
+            kv_connector=connector, kv_role="kv_both"
         )
         kv_cache_config, block_tokens, hash_tokens = make_kv_cache_config(
             layout, options, config

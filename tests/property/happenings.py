@@ -7,7 +7,7 @@ salts, prompt log-probabilities, aborts, saves that take long. And clients that 
 junctions, whatever they send, with tails that are predicted.
 """
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,7 +206,7 @@ class Outcome:
         stuck: Requests that wait for something else, and will for ever.
         alone: Hit tokens of requests that nothing ran beside.
         others: Hit tokens of the other instance's requests, while all ran alone.
-        neighbour: What an engine of another connector scheduled, step by step.
+        neighbours: What engines of another connector, and of none, scheduled.
         is_clean: Whether every block was free at the end.
     """
 
@@ -217,21 +217,25 @@ class Outcome:
     stuck: set[str] = field(default_factory=set)
     alone: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
-    neighbour: list[Any] = field(default_factory=list)
+    neighbours: list[Any] = field(default_factory=list)
     is_clean: bool = True
 
 
 class Happening:
     """A plan under way on one engine; what is beside it in its process.
 
-    That is another instance, of stock, and an engine of another connector.
+    That is another instance, of stock, and engines of another connector and of none.
     """
 
     def __init__(
-        self, engine: BoxEngine, other: BoxEngine, neighbour: Neighbour, plan: Plan
+        self,
+        engine: BoxEngine,
+        other: BoxEngine,
+        neighbours: list[Neighbour],
+        plan: Plan,
     ) -> None:
         self.engine, self.other, self.plan = engine, other, plan
-        self.neighbour = neighbour
+        self.neighbours = neighbours
         self.sessions: list[str] = []
         self.outcome = Outcome()
         self._num_inputs = 0
@@ -350,10 +354,11 @@ class Happening:
         self.outcome.others[name] = served.hit_tokens
 
     def _other_connector(self, count: int) -> None:
-        """Serve prompts on the engine of another connector: they share prefixes."""
+        """Serve prompts on the neighbours: they share prefixes."""
         prompts = self.plan.prompts
         for index in range(count, count + 2):
-            self.neighbour.serve(list(prompts[index % len(prompts)]))
+            for neighbour in self.neighbours:
+                neighbour.serve(list(prompts[index % len(prompts)]))
 
     @property
     def _requests(self) -> dict[str, Any]:
@@ -370,7 +375,7 @@ class Happening:
         for name, request in self._requests.items():
             waits = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
             (outcome.waiting if waits else outcome.stuck).add(name)
-        outcome.neighbour = self.neighbour.steps
+        outcome.neighbours = [one.steps for one in self.neighbours]
         outcome.is_clean = pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         return outcome
 
@@ -408,10 +413,11 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
     Raises:
         WrongKV: A request would have read KV that is not its own.
     """
-    with (
-        Box(plan.layout, plan.options) as box,
-        closing(Neighbour(plan.layout, plan.options)) as neighbour,
-    ):
+    with Box(plan.layout, plan.options) as box, ExitStack() as stack:
+        neighbours = [
+            stack.enter_context(closing(Neighbour(plan.layout, plan.options, name)))
+            for name in ("DecodeBenchConnector", None)
+        ]
         # There is room for it to serve any of them, and to remember all of them.
         longest = max(map(len, plan.prompts))
         room = 20 * blocks_for(plan.layout, longest + 4)
@@ -419,7 +425,7 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
         for number, index in enumerate(plan.stored):
             other.serve(list(plan.prompts[index]), f"stored {number}")
         engine = box.engine(side)
-        run = Happening(engine, other, neighbour, plan)
+        run = Happening(engine, other, neighbours, plan)
         try:
             for number, event in enumerate(plan.events):
                 run.happen(number, event)
