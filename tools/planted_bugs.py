@@ -188,6 +188,13 @@ MUTATIONS = (
         ("tests/engine/test_repairs.py",),
     ),
     Mutation(
+        "junctions of local lookups in every engine of the process",
+        "core/managers.py",
+        "        if is_on(self, JUNCTIONS):\n",
+        "        if True:\n",
+        ("tests/engine/test_neighbours.py",),
+    ),
+    Mutation(
         "hooks on in dense retention",
         "overlay/gain.py",
         "    if dense and not any(_is_mamba(spec) for spec in sparse):\n",
