@@ -30,6 +30,7 @@ def test_other_engines_schedule_and_keep_what_they_do_on_stock(connector) -> Non
         engine = box.engine()
         for name, prompt in zip("ABCD", PROMPTS, strict=True):
             engine.serve(prompt, name)
-        assert CORE_HOOKS.installed and repairs.HOOKS.installed
+        assert CORE_HOOKS.installed
+        assert repairs.HOOKS.installed
         beside = serve()
     assert beside.steps == alone.steps
