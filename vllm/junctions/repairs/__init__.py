@@ -7,11 +7,13 @@ engines that switched the repair on.
 
 from vllm.junctions.repairs import (
     endless_loads,
+    late_loads,
     load_reservation,
     loads_wait,
     padding_rows,
     prompt_embeds,
     same_pass_resume,
+    short_puts,
     silent_lookups,
 )
 from vllm.junctions.repairs.record import Repair
@@ -25,6 +27,8 @@ REPAIRS: tuple[Repair, ...] = (
     load_reservation.REPAIR,
     loads_wait.REPAIR,
     silent_lookups.REPAIR,
+    late_loads.REPAIR,
+    short_puts.REPAIR,
 )
 HOOKS = HookSet(tuple(hook for repair in REPAIRS for hook in repair.hooks))
 NAMES = tuple(repair.name for repair in REPAIRS)

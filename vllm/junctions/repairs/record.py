@@ -21,11 +21,14 @@ class Repair:
         fault: What stock does.
         shown_by: The test that shows it on stock, as pytest names it.
         versions: vLLM releases on which it was seen.
-        hooks: What mends it. Each acts only where the switch of this name is on.
+        hooks: What mends it. Each acts only where the switch of this name is on. None
+            where the store of a worker's threads is wrapped instead.
+        remove_when: What has to change before it can go, where no hook says so.
     """
 
     name: str
     fault: str
     shown_by: str
     versions: tuple[str, ...]
-    hooks: tuple[Hook, ...]
+    hooks: tuple[Hook, ...] = ()
+    remove_when: str = ""

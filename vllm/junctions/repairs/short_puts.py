@@ -8,9 +8,9 @@ top fails, and a call of many more, 256 keys of 40 buffers say, fails as a whole
 
 What this does: it makes calls of few transfers, one after the other.
 
-Shown on stock by ``tests/e2e/test_late_transfers.py``. It can go when Mooncake waits
-for room in the queue. *Reads* need none of it where they land
-(:mod:`vllm.junctions.repairs.late_loads`): they make one transfer a key.
+``REPAIR`` says where stock shows it, and when this can go. *Reads* need none of it
+where they land (:mod:`vllm.junctions.repairs.late_loads`): they make one transfer a
+key.
 """
 
 import time
@@ -18,6 +18,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.junctions.repairs.batches import batches
+from vllm.junctions.repairs.record import Repair
+
+REPAIR = Repair(
+    name="short_puts",
+    fault=(
+        "Over TCP, a save of many blocks overflows the queue of transfers to a peer: "
+        "it fails in part, or as a whole after 60 s with the peer out of reach."
+    ),
+    shown_by=(
+        "tests/e2e/test_late_transfers.py::"
+        "test_mooncake_fails_puts_that_do_not_fit_its_queue"
+    ),
+    versions=("0.32.0",),
+    remove_when="Mooncake waits for room in the queue of transfers to a peer.",
+)
 
 # A quarter of the queue: load threads use it as well.
 MAX_TRANSFERS = 512

@@ -47,7 +47,7 @@ class Seam:
 
 
 # Methods that the store-side subclasses override or call. The hooks into core
-# carry their own contracts (see hooks/registry.py).
+# carry their own contracts (``Hook.parameters``).
 STORE_SEAMS = (
     Seam(
         f"{STORE_CONNECTOR}:MooncakeStoreConnector.__init__",

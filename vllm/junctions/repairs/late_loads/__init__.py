@@ -10,8 +10,7 @@ What this does: values land in memory of their own, one run of bytes and so one 
 a key, and a value that is complete is copied into its blocks while the load still owns
 them. Memory of a call that may have been given up is never used again.
 
-Shown on stock by ``tests/e2e/test_late_transfers.py``. It can go when Mooncake cancels
-what it gives up, or vLLM keeps the blocks until it is over.
+``REPAIR`` says where stock shows it, and when this can go.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +21,25 @@ from vllm.logger import init_logger
 from vllm.junctions.repairs.late_loads.kv_memory import KVMemory
 from vllm.junctions.repairs.late_loads.landing import LandingMemory, Unavailable
 from vllm.junctions.repairs.late_loads.store import LandingStore
+from vllm.junctions.repairs.record import Repair
 
 logger = init_logger(__name__)
+
+REPAIR = Repair(
+    name="late_loads",
+    fault=(
+        "Over TCP, a load that Mooncake gives up is served when its peer answers "
+        "again, into KV blocks that belong to another request by then."
+    ),
+    shown_by=(
+        "tests/e2e/test_late_transfers.py::"
+        "test_mooncake_writes_into_the_memory_of_reads_that_it_gave_up"
+    ),
+    versions=("0.32.0",),
+    remove_when=(
+        "Mooncake cancels what it gives up, or vLLM keeps the blocks until it is over."
+    ),
+)
 
 # Takes the kind of a fault and what happened; the kinds are those of ``store.py``.
 Report = Callable[[str, str], None]
