@@ -12,6 +12,7 @@ What is recorded, and what is not:
 
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -222,22 +223,19 @@ class _Recording:
         self, request: Request, *args: Any, **kwargs: Any
     ) -> None:
         """Update state after block allocation, and take note of the request."""
-        if self._recorder is not None:
-            self._recorder.allocated(request)
+        self._note(Recorder.allocated, request)
         cast(Any, super()).update_state_after_alloc(request, *args, **kwargs)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """Build the step's metadata, and take the time of first tokens."""
-        if self._recorder is not None:
-            self._recorder.step()
+        self._note(Recorder.step)
         return cast(Any, super()).build_connector_meta(scheduler_output)
 
     def request_finished_all_groups(
         self, request: Request, *args: Any, **kwargs: Any
     ) -> Any:
         """Tell the connector that a request ends, and record it."""
-        if self._recorder is not None:
-            self._recorder.finished(request)
+        self._note(Recorder.finished, request)
         parent = cast(Any, super())
         return parent.request_finished_all_groups(request, *args, **kwargs)
 
@@ -246,6 +244,18 @@ class _Recording:
         if self._recorder is not None:
             self._recorder.writer.close()
         cast(Any, super()).shutdown()
+
+    def _note(self, take: Callable[..., None], *args: Any) -> None:
+        if self._recorder is None:
+            return
+        try:
+            take(self._recorder, *args)
+        except Exception:
+            logger.exception(
+                "vllm-junctions stops recording traffic; what was recorded stays."
+            )
+            recorder, self._recorder = self._recorder, None
+            recorder.writer.close()
 
 
 @functools.cache
