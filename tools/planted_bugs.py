@@ -11,6 +11,8 @@ TESTS = (
 )
 FIRST_SIBLING_TESTS = ("tests/engine/test_first_siblings.py",)
 MARK_TESTS = ("tests/unit/declared/test_hooks.py", "tests/unit/declared/test_marks.py")
+RECORD_TESTS = ("tests/unit/record/test_writer.py",)
+PLAN_TESTS = ("tests/unit/plan/test_replay.py", "tests/engine/test_plan.py")
 LOOKUP_TESTS = (
     "tests/unit/rules/test_tails.py",
     "tests/unit/lookup/two_phase/test_search.py",
@@ -465,5 +467,33 @@ MUTATIONS = (
         "        except Exception as error:\n",
         "        except KeyError as error:\n",
         MARK_TESTS,
+    ),
+    Mutation(
+        "a fault of the recording ends the engine",
+        "record/connector.py",
+        "            take(self._recorder, *args)\n        except Exception:\n",
+        "            take(self._recorder, *args)\n        except OSError:\n",
+        ("tests/engine/test_record.py",),
+    ),
+    Mutation(
+        "ids of different recordings can be compared",
+        "record/writer.py",
+        "        key = secrets.token_bytes(32)\n",
+        "        key = bytes(32)\n",
+        RECORD_TESTS,
+    ),
+    Mutation(
+        "a recording without a bound",
+        "record/writer.py",
+        "            if num_bytes + len(line) > self._max_bytes:\n",
+        "            if False:\n",
+        RECORD_TESTS,
+    ),
+    Mutation(
+        "a plan without EAGLE's proof block",
+        "plan/replay.py",
+        "        self._eagle = layout.drops_eagle_block\n",
+        "        self._eagle = False\n",
+        PLAN_TESTS,
     ),
 )
