@@ -84,13 +84,16 @@ def test_metrics_and_doctor_follow_a_servers_life(tmp_path, make_server):
         assert "put, get and remove in" in said
         master.kill()
         ask(server, random_prompts("gone", 500, 100)[0])
-        assert _lookups(_metrics(server))["error"] == 1
+        # On a busy machine patience may end before Mooncake says that it failed.
+        found = _lookups(_metrics(server))
+        assert found.get("error", 0) + found.get("timeout", 0) == 1, found
         status, said = _doctor(
             "--base-url", server.base_url, MOONCAKE_CONFIG_PATH=str(config)
         )
         assert status == 1
         assert "is unreachable" in said
-        assert "counted lookups, 1 failed and" in said
+        lost = f"{found.get('error', 0):.0f} failed and {found.get('timeout', 0):.0f}"
+        assert f"of 4 counted lookups, {lost} were not answered in time" in said
 
 
 @pytest.mark.slow
