@@ -3,7 +3,6 @@
 
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -76,13 +75,6 @@ def pytest_runtest_makereport(
 def _starvation_watch(pytestconfig) -> Iterator[None]:
     with StarvationWatch(os.getpid()) as pytestconfig.stash[_WATCH]:
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _interrupts_are_heeded() -> None:
-    """Also in programs that tests start, where a shell's ``&`` has them ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # A server that ends leaves its segment in the master's books for a while, and puts
