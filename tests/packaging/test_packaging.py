@@ -100,7 +100,8 @@ class Environment:
         _run(self.python, "-m", "pip", *quiet, *args)
 
     def install(self, *args: str | Path) -> None:
-        self.pip("install", "--no-deps", *args)
+        # What is imported gets compiled then.
+        self.pip("install", "--no-deps", "--no-compile", *args)
 
     def check(self, cwd: Path = Path("/")) -> tuple[bool, bool]:
         """Return whether vLLM and junctions import from where they should."""
