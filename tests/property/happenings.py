@@ -329,6 +329,8 @@ class Happening:
 
     def _reset_store(self, _count: int) -> None:
         if not self._requests:
+            # The reset waits for saves, and whoever holds them waits for the reset.
+            self.engine.saves.release()
             self.engine.scheduler.reset_prefix_cache(reset_connector=True)
 
     def _forced_reset(self, _count: int) -> bool:
