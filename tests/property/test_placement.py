@@ -88,19 +88,16 @@ def test_owners_are_bounded(lengths, max_prefixes):
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 1000), st.integers(0, 20), st.integers(0, 1000)),
-        min_size=1,
-        max_size=7,
+        st.tuples(st.integers(1, 1000), st.integers(0, 20)), min_size=1, max_size=7
     ),
+    st.sets(st.integers(1, 1000), max_size=4),
     st.integers(1, 4),
     st.integers(0, 3000),
 )
-def test_best_tails_are_what_brute_force_finds(siblings, max_tails, price):
-    positions = np.array(sorted((p for p, _, _ in siblings), reverse=True))
-    rates = np.array([float(rate) for _, rate, _ in siblings])
-    # What is there anyway serves those who share more at least as well.
-    others = sorted((other for _, _, other in siblings), reverse=True)
-    other = np.minimum(np.array(others), positions)
+def test_best_tails_are_what_brute_force_finds(siblings, known, max_tails, price):
+    positions = np.array(sorted((p for p, _ in siblings), reverse=True))
+    rates = np.array([float(rate) for _, rate in siblings])
+    other = [max(k for k in {0, *known} if k <= p) for p in positions]
 
     def worth(chosen) -> float:
         total = -price * len(chosen)
@@ -116,6 +113,9 @@ def test_best_tails_are_what_brute_force_finds(siblings, max_tails, price):
         for size in range(max_tails + 1)
         for chosen in combinations(range(len(positions)), size)
     )
-    found = best_tails(positions, rates, other, max_tails, price)
+    num_siblings = np.concatenate([[0], rates.cumsum()])
+    found = best_tails(
+        positions, num_siblings, np.array(other, dtype=float), max_tails, price
+    )
     assert len(found) <= max_tails
     assert worth(found) == max(best, 0)

@@ -155,12 +155,12 @@ def test_numbers_out_of_range_are_refused(arguments):
 
 
 def test_best_tails_of_the_docstring():
-    positions, rates = np.array([4096, 1024]), np.array([2.0, 1.0])
+    positions, num_siblings = np.array([4096, 1024]), np.array([0.0, 2.0, 3.0])
     other = np.zeros(2)
-    assert best_tails(positions, rates, other, 1, 100) == [0]
-    assert best_tails(positions, rates, other, 2, 100) == [0, 1]
-    assert best_tails(positions, rates, other, 2, 2000) == [0]
-    assert best_tails(positions, rates, other, 2, 9000) == []
+    assert best_tails(positions, num_siblings, other, 1, 100) == [0]
+    assert best_tails(positions, num_siblings, other, 2, 100) == [0, 1]
+    assert best_tails(positions, num_siblings, other, 2, 2000) == [0]
+    assert best_tails(positions, num_siblings, other, 2, 9000) == []
 
 
 def test_what_dense_retention_spends_a_tail_on():

@@ -32,8 +32,9 @@ def test_more_siblings_narrow_what_is_expected_further_off():
         for _ in range(num_siblings):
             rates.add_prompt(8192)
             rates.add_sibling(1024, 8192)
-        expected = rates.siblings_per_prompt(8192)
-        shares.append(1 - expected[3] / expected.sum())
+        expected = rates.siblings_within(8192)
+        assert expected[3] == 0
+        shares.append(1 - expected[4] / expected[-1])
     assert np.allclose(shares, [1 / 2, 1 / 41])
 
 
@@ -42,10 +43,10 @@ def test_what_no_longer_happens_is_forgotten():
     for _ in range(100):
         rates.add_prompt(8192)
         rates.add_sibling(1024, 8192)
-    before = rates.siblings_per_prompt(8192).sum()
+    before = rates.siblings_within(8192)[-1]
     for _ in range(5000):
         rates.add_prompt(8192)
-    assert rates.siblings_per_prompt(8192).sum() < before / 1000
+    assert rates.siblings_within(8192)[-1] < before / 1000
 
 
 def test_kinds_of_prompts_are_told_apart_once_they_were_seen():
@@ -54,5 +55,5 @@ def test_kinds_of_prompts_are_told_apart_once_they_were_seen():
         rates.add_prompt(16_384)
         rates.add_sibling(1024, 16_384)
         rates.add_prompt(512)
-    assert rates.siblings_per_prompt(16_384).sum() > 0.9
-    assert rates.siblings_per_prompt(512).sum() < 0.1
+    assert rates.siblings_within(16_384)[-1] > 0.9
+    assert rates.siblings_within(512)[-1] < 0.1

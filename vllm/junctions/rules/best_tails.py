@@ -30,16 +30,21 @@ def dense_span_tokens(tails: Iterable[TailShape], scheduler_block_size: int) -> 
     return round(scheduler_block_size * num_tail_blocks / num_dense_blocks)
 
 
-@lru_cache(maxsize=256)
-def _price_of_lower(num_positions: int, price_tokens: float) -> np.ndarray:
-    """Return what a further tail costs: its price below the other, else infinity."""
-    is_lower = np.tri(num_positions, k=-1, dtype=bool)
-    return np.where(is_lower, price_tokens, np.inf)
+@lru_cache(maxsize=64)
+def _never_lower(num_positions: int) -> np.ndarray:
+    """Return infinity where a row's position is not below a column's, and else 0."""
+    return np.where(np.tri(num_positions, k=-1, dtype=bool), 0, np.inf)
+
+
+@lru_cache(maxsize=64)
+def _row_starts(num_positions: int) -> np.ndarray:
+    """Return where the rows of a square array begin, once it is flattened."""
+    return np.arange(0, num_positions**2, num_positions)
 
 
 def best_tails(
     positions: np.ndarray,
-    rates: np.ndarray,
+    num_siblings: np.ndarray,
     other_tokens: np.ndarray,
     max_tails: int,
     price_tokens: float,
@@ -55,8 +60,10 @@ def best_tails(
 
     Args:
         positions: Up to where siblings share, descending; tails can lie there.
-        rates: How many siblings to expect that share up to each.
-        other_tokens: What those hit without any of these tails.
+        num_siblings: How many siblings to expect that share up to one of the first
+            ``i`` positions: one entry more than positions, the first of them 0.
+        other_tokens: Of the tails that exist anyway, the highest up to each position,
+            as a float: what those who share up to there hit without a new one.
         max_tails: Most tails to choose, at least 1.
         price_tokens: Hit tokens that a tail has to bring.
 
@@ -65,35 +72,48 @@ def best_tails(
     """
     if not len(positions):
         return []
-    # gained[b, a]: by the siblings down to b, from a tail at a.
-    gained = np.maximum(positions - other_tokens[:, None], 0) * rates[:, None]
-    gained = gained.cumsum(axis=0)
-    value = gained.diagonal() - price_tokens
-    if value.max() <= 0:
+    gains = positions - other_tokens
+    num_served = num_siblings[1:]
+    # As if it served all who share at least as much; but some share up to above the
+    # next tail that exists anyway, and hit that one.
+    gross = gains * num_served - price_tokens
+    first_served = len(positions) - other_tokens[::-1].searchsorted(positions, "right")
+    lost = gains * num_siblings[first_served]
+    totals = gross - lost
+    best = int(totals.argmax())
+    if totals.item(best) <= 0:
         return []
-    return _with_lower_tails(value, gained, max_tails, price_tokens)
+    if max_tails == 1:
+        return [best]
+    # lost_below[b, a]: and of a tail at b, where the next one above it is at a.
+    lost_below = np.maximum(gains[:, None] * num_served, lost[:, None])
+    lost_below += _never_lower(len(positions))
+    return _with_lower_tails(totals, gross, lost_below, max_tails)
 
 
 def _with_lower_tails(
-    value: np.ndarray, gained: np.ndarray, max_tails: int, price_tokens: float
+    totals: np.ndarray, gross: np.ndarray, lost_below: np.ndarray, max_tails: int
 ) -> list[int]:
-    """Add lower tails to the best single one while they pay."""
-    best = value.max()
+    """Add lower tails to the best single one while they pay.
+
+    ``totals`` begins as what one tail at each position brings, and goes on as what
+    the best tails bring whose lowest is there.
+    """
+    row_starts = _row_starts(len(totals))
+    lowest = int(totals.argmax())
     above: list[np.ndarray] = []
-    if max_tails > 1:
-        # added[b, a]: what the next lower tail at b adds to one at a.
-        added = gained.diagonal()[:, None] - gained.T
-        added -= _price_of_lower(len(value), price_tokens)
-        for _ in range(max_tails - 1):
-            totals = value + added
-            with_one_more = totals.max(axis=1)
-            # Each further tail adds less than the one before: the first that does not
-            # pay is the last to try.
-            if with_one_more.max() <= best:
-                break
-            value, best = with_one_more, with_one_more.max()
-            above.append(totals.argmax(axis=1))
-    indices = [int(value.argmax())]
+    for _ in range(max_tails - 1):
+        with_one_more = totals - lost_below
+        chosen_above = with_one_more.argmax(axis=1)
+        with_one_more = with_one_more.take(row_starts + chosen_above) + gross
+        new_lowest = int(with_one_more.argmax())
+        # Each further tail adds less than the one before: the first that does not
+        # pay is the last to try.
+        if with_one_more.item(new_lowest) <= totals.item(lowest):
+            break
+        totals, lowest = with_one_more, new_lowest
+        above.append(chosen_above)
+    indices = [lowest]
     for chosen_above in reversed(above):
-        indices.append(int(chosen_above[indices[-1]]))
+        indices.append(chosen_above.item(indices[-1]))
     return indices[::-1]

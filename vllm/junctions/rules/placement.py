@@ -106,6 +106,7 @@ class TailPlacement:
         self._price_tokens = _BREAK_EVEN_HIT_RATE * span_tokens
         self._owners = PrefixOwners(scheduler_block_size)
         self._rates = PartingRates(scheduler_block_size)
+        self._distance_tokens = self._rates.distances * scheduler_block_size
         self._chunk_tokens = chunk_tokens
         self._unused = UnusedTails()
         self._trust = _Trust()
@@ -192,30 +193,30 @@ class TailPlacement:
         if max_tails <= 0 or self._trust.is_spent():
             return {}
         positions = self._positions(lookup)
-        rates = self._rates.siblings_per_prompt(num_added_tokens)[: len(positions)]
-        rates = rates * self._trust.found_share
+        num_siblings = self._rates.siblings_within(num_added_tokens)
+        num_siblings = num_siblings[: len(positions) + 1]
+        # As if all found their tail, at a price that makes up for it.
+        price_tokens = self._price_tokens / self._trust.found_share
         # Nobody can gain more than the whole prompt.
-        if rates.sum() * lookup.num_tokens <= self._price_tokens:
+        if num_siblings.item(-1) * lookup.num_tokens <= price_tokens:
             return {}
-        known = self.known_positions(lookup)
-        sorted_known = np.array(known)
-        other_tokens = sorted_known[sorted_known.searchsorted(positions, "right") - 1]
+        known = np.array(self.known_positions(lookup), dtype=float)
+        other_tokens = known[known.searchsorted(positions, "right") - 1]
         indices = best_tails(
-            positions, rates, other_tokens, max_tails, self._price_tokens
+            positions, num_siblings, other_tokens, max_tails, price_tokens
         )
         if not indices:
             return {}
-        self._trust.add_due(float(rates[: indices[-1] + 1].sum()))
-        chosen = ((positions.item(i), other_tokens.item(i)) for i in indices)
-        return {position: other for position, other in chosen if position not in known}
+        self._trust.add_due(num_siblings.item(indices[-1] + 1))
+        return {positions.item(i): int(other_tokens[i]) for i in indices}
 
     def _positions(self, lookup: FinishedLookup) -> np.ndarray:
         """Return where siblings at each distance can resume at least, above the hit."""
         num_blocks = lookup.num_tokens // self._block_tokens
         num_computed_blocks = num_blocks - lookup.hit_tokens // self._block_tokens
         num_useful = self._rates.num_distances_below(num_computed_blocks)
-        distances = self._rates.distances[:num_useful]
-        positions = (num_blocks - distances) * self._block_tokens
+        end = num_blocks * self._block_tokens
+        positions = end - self._distance_tokens[:num_useful]
         if not self._chunk_tokens:
             return positions
         start = lookup.hit_tokens // self._block_tokens * self._block_tokens
@@ -252,7 +253,7 @@ class _Trust:
 
     def add_due(self, num_siblings: float) -> None:
         """Count siblings that tails were placed for just now."""
-        self._num_due += num_siblings
+        self._num_due += num_siblings * self.found_share
 
     def add_sibling(self, is_served: bool, is_missed: bool) -> None:
         """Count one who was served, one whose tail was missing, or one without."""

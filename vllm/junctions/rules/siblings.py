@@ -8,7 +8,7 @@ its next sibling parted. Nothing in this module knows about vLLM's objects.
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,22 +43,27 @@ def ladder(steps_per_octave: int) -> np.ndarray:
     return np.array([rung for rung in rungs if rung <= _MAX_BLOCKS])
 
 
-def _further_off(num_distances: int, num_octaves: int = 3) -> np.ndarray:
-    """Return where siblings may part next: row by row, for one seen at a distance.
+def _sums_of_one(num_distances: int, num_octaves: int = 3) -> np.ndarray:
+    """Return what one sibling adds to sums over distances, by where it was seen.
 
-    Up to three octaves further off than it, in each half as likely as in the one
-    before.
+    ``[i, 0, j]``, of one seen at distance ``i``: 1 if that is one of the ``j``
+    shortest. ``[i, 1, j]``: what becomes of it where another one like it is expected
+    further off instead. That is up to three octaves further off, in each half as
+    likely as in the one before.
     """
     octaves = 0.5 ** np.arange(1, num_octaves + 1)
     shares = np.repeat(octaves / octaves.sum(), _STEPS_PER_OCTAVE) / _STEPS_PER_OCTAVE
-    return sum(
+    seen = np.eye(num_distances)
+    moved_off = sum(
         share * np.eye(num_distances, k=step)
         for step, share in enumerate(shares, start=1)
     )
+    sums = np.zeros((num_distances, 2, num_distances + 1))
+    sums[:, :, 1:] = np.stack([seen, moved_off - seen], axis=1).cumsum(axis=2)
+    return sums
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """A prompt that came by.
 
     Attributes:
@@ -96,10 +101,11 @@ class PrefixOwners:
         """
         end = bisect_right(self._marks, owner.num_tokens)
         first = max(bisect_right(self._marks, computed_from), end - self._max_half)
-        owned = dict.fromkeys(map(prefix_key, self._marks[first:end]), owner)
-        if len(self._newer) + len(owned) > self._max_half:
+        if len(self._newer) + end - first > self._max_half:
             self._older, self._newer = self._newer, {}
-        self._newer.update(owned)
+        newer = self._newer
+        for mark in self._marks[first:end]:
+            newer[prefix_key(mark)] = owner
 
     def find(self, num_tokens: int, prefix_key: PrefixKey) -> Owner | None:
         """Return who computed the last remembered position up to ``num_tokens``."""
@@ -153,16 +159,15 @@ class PartingRates:
         self.distances = ladder(_STEPS_PER_OCTAVE)
         self._distances_list: list[int] = self.distances.tolist()
         self._block_tokens = block_tokens
-        num_distances = len(self.distances)
-        self._num_siblings = np.zeros((_NUM_KINDS, num_distances))
+        self._sums_of_one = _sums_of_one(len(self.distances))
+        sums_shape = self._sums_of_one.shape[1:]
+        # Of each kind, and of all kinds together.
+        self._sums = np.zeros((_NUM_KINDS, *sums_shape))
+        self._all_sums = np.zeros(sums_shape)
         self._num_prompts = np.zeros(_NUM_KINDS)
-        # The same of all kinds together.
-        self._num_all_siblings = np.zeros(num_distances)
         self._num_all_prompts = 0.0
-        # What moving all siblings further off changes.
-        self._moved_off = _further_off(num_distances) - np.eye(num_distances)
         self._num_until_decay = _PROMPTS_PER_DECAY
-        self._rates: dict[int, np.ndarray] = {}
+        self._within: dict[int, np.ndarray] = {}
 
     def add_prompt(self, num_added_tokens: int) -> None:
         """Count a prompt that is about to be stored."""
@@ -183,38 +188,39 @@ class PartingRates:
         """
         index = self.num_distances_below(distance_tokens / self._block_tokens)
         if index < len(self.distances):
-            self._num_siblings[self._kind(num_added_tokens), index] += 1
-            self._num_all_siblings[index] += 1
-        self._rates.clear()
+            self._sums[self._kind(num_added_tokens)] += self._sums_of_one[index]
+            self._all_sums += self._sums_of_one[index]
+        self._within.clear()
 
     def num_distances_below(self, num_blocks: float) -> int:
         """Return how many distances are shorter."""
         return bisect_left(self._distances_list, num_blocks)
 
-    def siblings_per_prompt(self, num_added_tokens: int) -> np.ndarray:
-        """Return how many siblings to expect at each distance, of a kind of prompt.
+    def siblings_within(self, num_added_tokens: int) -> np.ndarray:
+        """Return how many siblings to expect of a kind of prompt, summed up.
+
+        Entry ``i``: those that part at one of the ``i`` shortest distances.
 
         The fewer were seen, the more of them are expected further off than those: of
         one seen, half; of a hundred, one.
         """
         kind = self._kind(num_added_tokens)
-        if kind not in self._rates:
-            num_prompts = self._num_prompts.item(kind) + _POOL_PROMPTS
+        if kind not in self._within:
             pooled = _POOL_PROMPTS / (self._num_all_prompts + _PRIOR_PROMPTS)
-            rates = self._num_siblings[kind] + pooled * self._num_all_siblings
-            rates /= num_prompts
-            unseen_share = 1 / (1 + float(self._num_all_siblings.sum()))
-            rates += unseen_share * (rates @ self._moved_off)
-            self._rates[kind] = rates
-        return self._rates[kind]
+            seen, moved_off = self._sums[kind] + pooled * self._all_sums
+            unseen_share = 1 / (1 + self._all_sums.item(0, -1))
+            num_prompts = self._num_prompts.item(kind) + _POOL_PROMPTS
+            self._within[kind] = (seen + unseen_share * moved_off) / num_prompts
+        return self._within[kind]
 
     def _kind(self, num_added_tokens: int) -> int:
         num_blocks = max(num_added_tokens, 0) // self._block_tokens
         return min(num_blocks.bit_length(), _NUM_KINDS - 1)
 
     def _decay(self) -> None:
-        self._num_siblings *= FADE**_PROMPTS_PER_DECAY
-        self._num_prompts *= FADE**_PROMPTS_PER_DECAY
-        self._num_all_siblings *= FADE**_PROMPTS_PER_DECAY
-        self._num_all_prompts *= FADE**_PROMPTS_PER_DECAY
-        self._rates.clear()
+        faded = FADE**_PROMPTS_PER_DECAY
+        self._sums *= faded
+        self._all_sums *= faded
+        self._num_prompts *= faded
+        self._num_all_prompts *= faded
+        self._within.clear()
