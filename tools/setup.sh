@@ -77,8 +77,7 @@ if [ -e "$(stamp)" ]; then
     exit 0
 fi
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-# What is imported gets compiled then: a fraction of all that is installed.
-PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
+PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
 say "this takes a few minutes the first time"
 install_torch
 say "installing the locked packages (vLLM for CPU, Mooncake, tools)"

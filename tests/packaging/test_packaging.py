@@ -100,8 +100,7 @@ class Environment:
         _run(self.python, "-m", "pip", *quiet, *args)
 
     def install(self, *args: str | Path) -> None:
-        # What is imported gets compiled then.
-        self.pip("install", "--no-deps", "--no-compile", *args)
+        self.pip("install", "--no-deps", *args)
 
     def check(self, cwd: Path = Path("/")) -> tuple[bool, bool]:
         """Return whether vLLM and junctions import from where they should."""
