@@ -201,7 +201,7 @@ MUTATIONS = (
         "overlay/gain.py",
         "    if dense and not any(_is_mamba(spec) for spec in sparse):\n",
         "    if False:\n",
-        ("tests/unit/overlay/test_connector.py",),
+        ("tests/unit/overlay/test_drop_in.py",),
     ),
     Mutation(
         "wait for lookups without a bound",

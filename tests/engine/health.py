@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an engine in a box is as good as new after a fault."""
+"""Whether an engine in a box is as good as new after a fault, and what it counts."""
+
+from collections.abc import Callable
 
 from testbed.box import Box, BoxEngine
 from tests.engine.layouts import Tokens
+from vllm.junctions.metrics.counted import Metric
 from vllm.junctions.repairs.endless_loads import num_failed_loads
 
 
@@ -41,3 +44,30 @@ def counters(engine: BoxEngine) -> dict[str, int]:
     """Counts of the scheduler's side."""
     side = engine.scheduler.connector.connector_scheduler
     return side.client.counters.as_dict()
+
+
+class Counted(dict[tuple[str, ...], float]):
+    """What an instance counts from now on, by metric name and labels.
+
+    The engine takes its counters' records at each step, so they are noted on the way.
+    """
+
+    def __init__(self, engine: BoxEngine) -> None:
+        super().__init__()
+        for counters in (
+            engine.scheduler.connector.connector_scheduler.counters,
+            engine.worker.connector_worker.counters,
+        ):
+            counters.add = self._noting(counters.add)
+
+    def _noting(self, add: Callable[..., None]) -> Callable[..., None]:
+        def noting(metric: Metric, value: float = 1, *labels: str) -> None:
+            key = (metric.name, *labels)
+            self[key] = self.get(key, 0) + value
+            add(metric, value, *labels)
+
+        return noting
+
+    def by_label(self, metric: Metric) -> dict[str, float]:
+        """Return the values of a metric with one label."""
+        return {key[1]: value for key, value in self.items() if key[0] == metric.name}

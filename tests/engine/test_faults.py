@@ -25,7 +25,12 @@ from testbed.box import (
     Stuck,
     WrongKV,
 )
-from tests.engine.health import assert_healthy, assert_nothing_left, counters
+from tests.engine.health import (
+    Counted,
+    assert_healthy,
+    assert_nothing_left,
+    counters,
+)
 from tests.engine.layouts import (
     FULL_MAMBA,
     FULL_SWA,
@@ -34,6 +39,7 @@ from tests.engine.layouts import (
     siblings,
 )
 from tests.engine.wire import AnsweringWire
+from vllm.junctions.metrics.counted import LOOKUPS
 from vllm.junctions.repairs.patience import Patience
 
 RECOMPUTE = EngineOptions(load_failure_policy="recompute")
@@ -101,7 +107,7 @@ def test_a_silent_lookup_channel_costs_hits_and_recovers(lookup_async: bool) -> 
         # Only here: whoever is to get an answer may wait for it on a busy machine.
         client = engine.scheduler.connector.connector_scheduler.client
         client.lookup_timeout_ms = 100
-        silent = SilentWorker(engine)
+        silent, noted = SilentWorker(engine), Counted(engine)
 
         # A hit that comes too late, and requests that do not even wait for theirs.
         assert engine.serve(prompts[2], "C").store_hit_tokens == 0
@@ -126,6 +132,7 @@ def test_a_silent_lookup_channel_costs_hits_and_recovers(lookup_async: bool) -> 
         assert silent.num_asked == 4
         assert counters(engine)["malformed_payloads"] == 0
         assert counters(engine)["timed_out_lookups"] == 8
+        assert noted[LOOKUPS.name, "timeout"] == 8
         assert_healthy(box, engine)
 
 

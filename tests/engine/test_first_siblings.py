@@ -2,13 +2,14 @@
 """First siblings hit where a client declared, or lookups taught, that they part."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from benchmarks.seed_table import LAYOUT as DEEPSEEK_V4
 from testbed.box import Box, BoxEngine, EngineOptions, Layout
+from tests.engine.health import Counted
 from tests.engine.layouts import (
     FULL_MAMBA,
     FULL_MAMBA_EAGLE,
@@ -26,7 +27,6 @@ from vllm.junctions.metrics.counted import (
     FIRST_SIBLINGS,
     FOUND,
     TAIL_BYTES,
-    Metric,
 )
 
 PREFIX_TOKENS = 3840
@@ -35,33 +35,6 @@ PREDICT = {"junctions_predict": 1}
 
 def declare(*positions: Any) -> dict[str, Any]:
     return {"kv_transfer_params": {"junctions": list(positions)}}
-
-
-class Counted(dict[tuple[str, ...], float]):
-    """What an instance counts from now on, by metric name and labels.
-
-    The engine takes its counters' records at each step, so they are noted on the way.
-    """
-
-    def __init__(self, engine: BoxEngine) -> None:
-        super().__init__()
-        for counters in (
-            engine.scheduler.connector.connector_scheduler.counters,
-            engine.worker.connector_worker.counters,
-        ):
-            counters.add = self._noting(counters.add)
-
-    def _noting(self, add: Callable[..., None]) -> Callable[..., None]:
-        def noting(metric: Metric, value: float = 1, *labels: str) -> None:
-            key = (metric.name, *labels)
-            self[key] = self.get(key, 0) + value
-            add(metric, value, *labels)
-
-        return noting
-
-    def by_label(self, metric: Metric) -> dict[str, float]:
-        """Return the values of a metric with one label."""
-        return {key[1]: value for key, value in self.items() if key[0] == metric.name}
 
 
 @pytest.mark.parametrize(("past", "hit"), [(8, 3584), (160, 3840)])

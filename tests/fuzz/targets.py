@@ -6,6 +6,7 @@ the same two targets.
 """
 
 import struct
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,15 @@ class _Wire:
         return self.payload
 
 
+class _Inline:
+    """Takes the place of the client's thread."""
+
+    def submit(self, call: Any, *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*args))
+        return done
+
+
 class LookupClient:
     """The real lookup client on a wire that the fuzzer holds."""
 
@@ -50,6 +60,8 @@ class LookupClient:
         self._client = JunctionLookupClient(config)
         self._client.socket.close(linger=0)
         self._client.socket = self._wire = _Wire()
+        self._client.executor.shutdown()
+        self._client.executor = _Inline()
 
     def check(self, payload: bytes, num_tokens: int, units: HitUnits) -> bool:
         """Decode an answer; return whether it was taken.
@@ -58,19 +70,23 @@ class LookupClient:
             AssertionError: It was taken and cannot be the request's, or refused
                 although it could, or something else came of it than is counted.
         """
-        client, before = self._client, self._client.counters.malformed_payloads
+        client, counters = self._client, self._client.counters
+        refused, dropped = counters.malformed_payloads, counters.dropped_entries
         client.hit_units = units
         self._wire.payload = payload
-        result = client._lookup(num_tokens, [])
+        result = client.lookup("r", num_tokens, [])
+        junctions = client.take_junctions("r")
 
         wanted = _expected(payload, num_tokens, units)
-        refused = client.counters.malformed_payloads - before
-        assert refused == (wanted is None), (result, wanted)
+        assert client.take_junctions("r") is None
+        assert counters.malformed_payloads - refused == (wanted is None)
         if wanted is None:
             assert (result.hit_length, result.tail_key_boundaries) == (0, ())
-            assert not isinstance(result, JunctionLookupResult)
+            assert junctions is None
             return False
         assert result == wanted, (result, wanted)
+        assert junctions == wanted.junctions
+        assert counters.dropped_entries - dropped == wanted.num_dropped
         return True
 
 

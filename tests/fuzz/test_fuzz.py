@@ -5,6 +5,7 @@ The number of examples is that of the laws; ``make fuzz`` runs the same targets 
 a coverage-guided fuzzer.
 """
 
+import itertools
 import struct
 
 import pytest
@@ -17,7 +18,8 @@ from tests.engine.wire import AnsweringWire
 from tests.fuzz.targets import LookupClient, check_config
 from vllm.junctions.lookup.wire import JUNCTION_GROUP_ID, HitUnits
 
-_U32 = st.integers(0, 2**32 - 1)
+_MAX = 2**32 - 1
+_U32 = st.integers(0, _MAX)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +38,20 @@ def units(draw) -> HitUnits:
 def answers(num_tokens: int, unit: int) -> st.SearchStrategy[bytes]:
     """Answers of which many are nearly right."""
     lengths = st.integers(0, num_tokens // unit + 2).map(lambda count: count * unit)
-    near = st.one_of(lengths, st.integers(0, num_tokens + 2), _U32)
-    entry = st.tuples(
-        st.one_of(st.integers(0, 3), st.just(JUNCTION_GROUP_ID), _U32), near
-    ).map(lambda pair: struct.pack(">II", *pair))
-    well_formed = st.tuples(near, st.lists(entry, max_size=4)).map(
-        lambda parts: struct.pack(">I", parts[0]) + b"".join(parts[1])
-    )
-    return st.one_of(well_formed, st.binary(max_size=40))
+    near = st.one_of(lengths, st.integers(0, num_tokens + 2), st.just(num_tokens), _U32)
+    groups = st.one_of(st.integers(0, 3), st.just(JUNCTION_GROUP_ID), _U32)
+
+    def with_entries(hit: int) -> st.SearchStrategy[bytes]:
+        above = st.integers(-1, 20).map(lambda tokens: min(max(hit + tokens, 0), _MAX))
+        entry = st.tuples(groups, st.one_of(above, st.just(hit), near))
+        return st.lists(entry, max_size=3).map(
+            lambda entries: struct.pack(
+                f">{1 + 2 * len(entries)}I", hit, *itertools.chain(*entries)
+            )
+        )
+
+    hits = st.one_of(lengths, lengths, near)
+    return st.one_of(hits.flatmap(with_entries), st.binary(max_size=40))
 
 
 @given(st.data(), st.integers(0, 5000), units())

@@ -11,7 +11,6 @@ from vllm.sampling_params import SamplingParams
 
 from testbed import gemma3_270m
 from testbed.chat import FORGETFUL, QUESTION_FIRST, THINKING, TURNS, words
-from vllm.junctions.declared import hooks
 from vllm.junctions.declared.positions import num_common_tokens
 
 pytestmark = pytest.mark.usefixtures("marks_on")
@@ -379,8 +378,3 @@ def test_offline_chats_have_marks_too_and_keep_their_parameters(make_front_end):
     expected = front_end.positions(messages)
     assert found == [{"kv_transfer_params": {"junctions": expected}}, None]
     assert params.extra_args is None
-
-
-def test_every_record_fits_the_installed_vllm():
-    hooks.HOOKS.check()
-    assert len(hooks.HOOKS.installed) == len(hooks.HOOKS.hooks) == 3

@@ -17,7 +17,7 @@ from vllm.junctions.doctor.findings import Finding, Level
 from vllm.junctions.doctor.server import check_servers
 from vllm.junctions.metrics.counted import INFO, TAILS_SKIPPED, JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats, JunctionPromMetrics
-from vllm.junctions.metrics.report import LookupOutcome
+from vllm.junctions.metrics.lookup_report import LookupOutcome
 from vllm.junctions.store.scheduler import hash_root
 
 _TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}

@@ -15,7 +15,7 @@ from vllm.junctions.metrics.counted import (
     TAIL_BYTES,
     JunctionCounters,
 )
-from vllm.junctions.metrics.report import LookupOutcome, LookupReport
+from vllm.junctions.metrics.lookup_report import LookupReport
 
 _NAMES = {0: "0-FullAttention-32", 1: "1-SlidingWindow-32"}
 
@@ -27,23 +27,6 @@ def warnings(monkeypatch) -> list[str]:
         metrics.logger, "warning", lambda text, *args: seen.append(text % args)
     )
     return seen
-
-
-def test_a_fault_is_logged_once_and_counted_each_time(warnings):
-    counters = JunctionCounters()
-    counters.add_fault("dropped_entries", "Dropped something.", 2)
-    counters.add_fault("dropped_entries", "Dropped something.", 3)
-    assert counters.as_dict()["dropped_entries"] == 5
-    assert warnings == [
-        "Dropped something. Further cases are only counted (dropped_entries)."
-    ]
-
-
-def test_each_kind_of_fault_is_logged_for_itself(warnings):
-    counters = JunctionCounters()
-    counters.add_fault("dropped_entries", "A.")
-    counters.add_fault("malformed_payloads", "B.")
-    assert len(warnings) == 2
 
 
 def _taken(counters: JunctionCounters) -> dict[tuple[str, ...], list[float]]:
@@ -91,6 +74,11 @@ def test_what_was_taken_is_not_reported_again(warnings):
             LookupReport(5000, 3840, 3840),
             {(LOOKUPS.name, "hit"): [1], (LOST_TOKENS.name, "none"): [0]},
         ),
+        # A tail above what full attention has.
+        (
+            LookupReport(5000, 3840, 3584),
+            {(LOOKUPS.name, "hit"): [1], (LOST_TOKENS.name, "none"): [0]},
+        ),
         (
             LookupReport(5000, 0, 3840, (3584, 3840)),
             {
@@ -107,12 +95,6 @@ def test_a_lookup_is_counted_with_all_that_is_known(report, expected):
     counters = JunctionCounters()
     counters.add_report(report, _NAMES)
     assert _taken(counters) == expected
-
-
-def test_a_timeout_is_counted_where_it_happens():
-    counters = JunctionCounters()
-    counters.add_lookup(LookupOutcome.TIMEOUT)
-    assert _taken(counters) == {(LOOKUPS.name, "timeout"): [1]}
 
 
 def test_threads_lose_no_count(warnings):

@@ -35,7 +35,7 @@ from vllm.junctions.metrics.exported import (
     JunctionConnectorStats,
     JunctionPromMetrics,
 )
-from vllm.junctions.metrics.report import LookupReport
+from vllm.junctions.metrics.lookup_report import LookupReport
 from vllm.junctions.overlay import plugin
 from vllm.junctions.store.connector import MooncakeStoreConnector
 

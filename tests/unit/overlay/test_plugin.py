@@ -101,7 +101,7 @@ def test_the_connector_entry_loads_ours_and_no_other_entry_changes():
     """)
     changed, ours, other = out.splitlines()[-3:]
     assert changed == "['MooncakeStoreConnector']"
-    assert ours == "vllm.junctions.overlay.connector ()"
+    assert ours == "vllm.junctions.overlay.drop_in ()"
     assert other.startswith("vllm.distributed.")
 
 
@@ -166,7 +166,7 @@ def test_it_stands_by_with_the_store_half_where_core_has_several_boundaries():
         print(select().__module__, hooked())
     """)
     assert "stands down" not in out
-    assert out.splitlines()[-1].startswith("vllm.junctions.overlay.connector")
+    assert out.splitlines()[-1].startswith("vllm.junctions.overlay.drop_in")
 
 
 def test_it_stands_down_where_vllm_has_both_halves_itself():
@@ -259,5 +259,5 @@ def test_enable_applies_everything():
     """)
     assert (
         out.splitlines()[-1]
-        == "5 JunctionStoreWorker True vllm.junctions.overlay.connector"
+        == "5 JunctionStoreWorker True vllm.junctions.overlay.drop_in"
     )

@@ -82,14 +82,6 @@ def test_a_plans_layouts_are_those_of_the_models(name):
     assert found == PLANNED[name]
 
 
-def test_deepseek_v4_flash_has_the_block_sizes_of_the_seed_table():
-    layout = LAYOUTS["deepseek-v4-flash"]
-    assert sorted(layout.block_tokens_by_group) == [4, 8, 64, 64, 256]
-    assert (layout.scheduler_block_tokens, layout.hash_tokens) == (256, 4)
-    # 21 layers of ratio 4 with an indexer, 20 of ratio 128, and 44 windows.
-    assert sorted(map(len, layout.layers_by_group)) == [20, 22, 22, 42, 62]
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_stored_value_is_a_whole_block_whatever_its_group(name):
     """Measured on real memory, through the layout that the store worker uses."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hits and puts: as the definition of reuse has them, and as real coordinators do."""
+"""Hits and puts are those of real coordinators."""
 
 import pytest
 
@@ -14,7 +14,6 @@ from tests.unit.plan.layouts import (
 from tests.unit.plan.reference import replay as reference
 from tests.unit.plan.reference.models import LAYOUTS, ModelLayout
 from tests.unit.plan.reference.trace import number_prompts
-from tests.unit.plan.reuse import Reuse
 from vllm.junctions.plan.cluster import Cluster, Outcome, Served
 from vllm.junctions.plan.policies import Policy, policies
 from vllm.junctions.plan.replay import Replay
@@ -49,38 +48,6 @@ def run(
     outcomes = replay.finish()
     names = [policy.name for policy in todo]
     return served, dict(zip(names, outcomes, strict=True))
-
-
-def by_definition(layout: ModelLayout) -> dict[str, Reuse]:
-    """The same policies, by the definition of reuse."""
-    block = layout.scheduler_block_tokens
-    return {
-        "dense": Reuse(layout, interval=block),
-        "stock": Reuse(layout),
-        "junctions": Reuse(layout, junctions=True),
-        f"every-{8 * block}": Reuse(layout, interval=8 * block),
-        f"junctions+every-{8 * block}": Reuse(
-            layout, junctions=True, interval=8 * block
-        ),
-    }
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("layout", SMALL_LAYOUTS.values(), ids=SMALL_LAYOUTS)
-def test_hits_and_puts_follow_from_the_definition_of_reuse(layout, seed):
-    trace = random_trace(seed)
-    served, outcomes = run(layout, trace)
-    names = list(outcomes)
-    for name, reuse in by_definition(layout).items():
-        expected = [reuse.serve(request) for request in trace]
-        assert sum(expected) > 0
-        index = names.index(name)
-        assert [one.hit_tokens[index] for one in served] == expected
-        assert [one.store_hit_tokens[index] for one in served] == expected
-        assert outcomes[name].num_puts == len(reuse.stored)
-        full_ids = layout.full_attention_group_ids
-        tails = [key for key in reuse.stored if key[0] not in full_ids]
-        assert outcomes[name].num_tail_puts == len(tails)
 
 
 @pytest.mark.parametrize("local_blocks", [0, 100_000])

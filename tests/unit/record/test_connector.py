@@ -7,7 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from tests.support import full, groups, kv_cache_config, swa, vllm_config
 from vllm.junctions import repairs
 from vllm.junctions.core import CORE_HOOKS
-from vllm.junctions.overlay.connector import MooncakeStoreConnector
+from vllm.junctions.overlay.drop_in import MooncakeStoreConnector
 
 
 @pytest.fixture

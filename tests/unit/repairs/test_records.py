@@ -32,15 +32,3 @@ def test_every_hook_fits_and_comes_off_again():
     repairs.HOOKS.install()
     repairs.HOOKS.uninstall()
     assert repairs.HOOKS.installed == ()
-
-
-def test_repairs_know_nothing_of_junctions():
-    allowed = ("vllm.junctions.repairs", "vllm.junctions.seams")
-    for path in (_ROOT / "vllm" / "junctions" / "repairs").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                inside = node.module.startswith("vllm.junctions")
-                assert not inside or node.module.startswith(allowed), (
-                    path,
-                    node.module,
-                )

@@ -17,27 +17,6 @@ def test_unsupported_versions(version):
     assert not compat.is_supported_version(version)
 
 
-def test_an_unsupported_version_is_named_beside_the_supported(monkeypatch):
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.34.0")
-    with pytest.raises(UnsupportedRuntimeError, match=r"0\.34\.0") as error:
-        compat.check_version()
-    assert "0.32.x and 0.33.x" in str(error.value)
-
-
-def test_the_running_vllm_is_supported():
-    compat.check_version()
-
-
-def test_every_seam_of_the_store_is_there():
-    compat.check_seams(compat.STORE_SEAMS)
-
-
-def test_a_missing_seam_is_named():
-    seam = compat.Seam(f"{compat.STORE_WORKER}:MooncakeStoreWorker.gone", ())
-    with pytest.raises(UnsupportedRuntimeError, match=r"MooncakeStoreWorker\.gone"):
-        compat.check_seams([seam])
-
-
 def test_a_changed_signature_is_named_with_both_sides():
     seam = compat.Seam(
         f"{compat.STORE_WORKER}:MooncakeStoreWorker.lookup", ("num_tokens", "hashes")

@@ -7,7 +7,6 @@ import inspect
 from pathlib import Path
 
 import pytest
-from vllm.v1.request import Request
 
 from vllm.junctions import UnsupportedRuntimeError
 from vllm.junctions.core import CORE_HOOKS, HookSet
@@ -39,10 +38,6 @@ def test_every_record_is_complete():
             if field.name not in ("parameters", "replace"):
                 assert getattr(hook, field.name), (hook.target, field.name)
         assert (_ROOT / hook.guarded_by).is_file(), hook.guarded_by
-
-
-def test_every_target_exists_with_the_recorded_signature():
-    CORE_HOOKS.check()
 
 
 def test_installing_replaces_exactly_the_recorded_targets():
@@ -103,9 +98,3 @@ def test_a_replacement_that_fails_takes_the_others_back():
     with pytest.raises(RuntimeError, match="broken"):
         HookSet((*CORE_HOOKS.hooks[:-1], last)).install()
     assert _snapshot() == before
-
-
-def test_uninstalled_hooks_leave_no_attribute_behind():
-    CORE_HOOKS.install()
-    CORE_HOOKS.uninstall()
-    assert not hasattr(Request, "shared_prefix_boundaries")

@@ -6,11 +6,6 @@ from types import SimpleNamespace
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     MooncakeLookupResult,
-    MooncakeStoreConnectorMetadata,
-    ReqMeta,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.scheduler import (
-    MooncakeStoreScheduler,
 )
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.outputs import KVConnectorOutput
@@ -83,35 +78,6 @@ def _request(num_tokens=1000):
     return r
 
 
-def test_a_finished_lookup_gives_the_request_its_junctions(scheduler):
-    r = _request()
-    find_locally(r, 96, 128)
-    scheduler.client.answers = [(MooncakeLookupResult(0), (480, 512))]
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
-    assert r.shared_prefix_boundaries == (96, 128, 480, 512)
-
-
-def test_a_lookup_under_way_merges_on_the_step_at_which_it_is_ready(scheduler):
-    r = _request()
-    scheduler.client.answers = [(None, None), (MooncakeLookupResult(0), (512,))]
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (None, False)
-    assert r.shared_prefix_boundaries == ()
-    find_locally(r)  # vLLM looks up locally again on the retry
-    scheduler.get_num_new_matched_tokens(r, 0)
-    assert r.shared_prefix_boundaries == (512,)
-
-
-def test_a_failed_lookup_merges_nothing(scheduler):
-    r = _request()
-    scheduler.client.answers = [
-        (MooncakeLookupResult(0), (512,)),
-        (MooncakeLookupResult(0), None),
-    ]
-    scheduler.get_num_new_matched_tokens(r, 0)
-    scheduler.get_num_new_matched_tokens(r, 0)
-    assert r.shared_prefix_boundaries == (512,)
-
-
 def test_a_client_that_knows_no_junctions_answers_as_in_stock(scheduler):
     r = _request()
     scheduler.client = SimpleNamespace(
@@ -119,83 +85,6 @@ def test_a_client_that_knows_no_junctions_answers_as_in_stock(scheduler):
     )
     assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
     assert r.shared_prefix_boundaries == ()
-
-
-def test_a_hit_beside_junctions_is_loaded_as_in_stock(scheduler):
-    r = _request()
-    scheduler.client.answers = [(MooncakeLookupResult(256), (512,))]
-    assert scheduler.get_num_new_matched_tokens(r, 128) == (128, True)
-    assert r.shared_prefix_boundaries == (512,)
-
-
-def test_a_prompt_shorter_than_a_block_is_not_looked_up(scheduler):
-    r = _request(31)
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
-    assert r.shared_prefix_boundaries == ()
-
-
-def test_a_disabled_lookup_merges_nothing(tmp_path, monkeypatch):
-    scheduler = _scheduler(tmp_path, monkeypatch, enable_lookup=False)
-    r = _request()
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
-    assert r.shared_prefix_boundaries == ()
-
-
-def _job(req_id="r", can_save=True) -> ReqMeta:
-    return ReqMeta(req_id, 512, ([1], [2]), hashes(4), can_save=can_save)
-
-
-def _build(scheduler, monkeypatch, jobs, finished=()):
-    """What ours makes of the metadata that stock's method built."""
-    meta = MooncakeStoreConnectorMetadata(set(), set())
-    meta.requests = jobs
-    monkeypatch.setattr(
-        MooncakeStoreScheduler, "build_connector_meta", lambda self, output: meta
-    )
-    output = SimpleNamespace(finished_req_ids=set(finished))
-    return scheduler.build_connector_meta(output).requests
-
-
-def test_every_save_job_of_a_request_names_its_junctions(scheduler, monkeypatch):
-    r = _request()
-    find_locally(r, 512)
-    scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    for _ in range(3):
-        (job,) = _build(scheduler, monkeypatch, [_job()])
-        assert job.shared_prefix_boundaries == (512,)
-
-
-def test_a_load_job_stays_as_it_is(scheduler, monkeypatch):
-    load = _job(can_save=False)
-    assert _build(scheduler, monkeypatch, [load]) == [load]
-    assert not hasattr(load, "shared_prefix_boundaries")
-
-
-def test_a_resumed_request_still_saves_the_junctions_it_had(scheduler, monkeypatch):
-    """After preemption its own prefix hits, so nothing is derived again."""
-    r = _request()
-    scheduler.client.answers = [
-        (MooncakeLookupResult(0), (512,)),
-        (MooncakeLookupResult(960), ()),
-    ]
-    scheduler.get_num_new_matched_tokens(r, 0)
-    scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    find_locally(r)
-    scheduler.get_num_new_matched_tokens(r, 960)
-    scheduler.load_specs.clear()
-    scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    assert r.shared_prefix_boundaries == ()
-    (job,) = _build(scheduler, monkeypatch, [_job()])
-    assert job.shared_prefix_boundaries == (512,)
-
-
-def test_a_finished_request_is_forgotten(scheduler, monkeypatch):
-    r = _request()
-    find_locally(r, 512)
-    scheduler.update_state_after_alloc(r, SimpleNamespace(), 0)
-    _build(scheduler, monkeypatch, [], finished=["r"])
-    (job,) = _build(scheduler, monkeypatch, [_job()])
-    assert job.shared_prefix_boundaries == ()
 
 
 def _fail(scheduler, *req_ids, invalid_block_ids=()):
@@ -214,20 +103,6 @@ def repaired(scheduler):
     repairs.HOOKS.uninstall()
 
 
-def test_after_two_failed_loads_a_request_is_offered_no_hit(repaired, monkeypatch):
-    scheduler, r = repaired, _request()
-    scheduler._unfinished_request_ids = {"r"}
-    scheduler.client.answers = [(MooncakeLookupResult(256), (512,))] * 4
-    for _ in range(2):
-        assert scheduler.get_num_new_matched_tokens(r, 0) == (256, True)
-        _fail(scheduler, "r")
-    assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
-    assert scheduler.load_specs == {}
-    # What its lookups report is still worth saving.
-    assert r.shared_prefix_boundaries == (512,)
-    assert scheduler.client.counters.failed_loads == 2
-
-
 def test_a_lookup_in_flight_stays_one_after_failed_loads(repaired):
     scheduler, r = repaired, _request()
     scheduler._unfinished_request_ids = {"r"}
@@ -236,12 +111,6 @@ def test_a_lookup_in_flight_stays_one_after_failed_loads(repaired):
     _fail(scheduler, "r")
     assert scheduler.get_num_new_matched_tokens(r, 0) == (None, False)
     assert scheduler.get_num_new_matched_tokens(r, 0) == (0, False)
-
-
-def test_a_load_that_fails_after_its_request_ended_counts_for_nobody(repaired):
-    _fail(repaired, "ended")
-    assert num_failed_loads(repaired) == {}
-    assert repaired.client.counters.failed_loads == 0
 
 
 def test_a_failed_block_counts_for_the_request_that_loads_into_it(repaired):

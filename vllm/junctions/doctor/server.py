@@ -9,7 +9,7 @@ from vllm.junctions.doctor.installation import check_hash_seed
 from vllm.junctions.doctor.prompts import check_prompts
 from vllm.junctions.doctor.reading import NoHttpAddressError, ServerMetrics, get
 from vllm.junctions.metrics.counted import FAULTS, INFO, LOOKUPS, TAILS_SKIPPED
-from vllm.junctions.metrics.report import LookupOutcome
+from vllm.junctions.metrics.lookup_report import LookupOutcome
 
 _AGREE = ("hash_root", "block_tokens", "hash_tokens")
 _STOCK = "vllm:mooncake_store_"

@@ -18,7 +18,7 @@ from vllm.junctions.lookup.wire import (
     take_junctions,
 )
 from vllm.junctions.metrics.counted import JunctionCounters
-from vllm.junctions.metrics.report import LookupOutcome
+from vllm.junctions.metrics.lookup_report import LookupOutcome
 
 
 class JunctionLookupClient(LookupKeyClient):

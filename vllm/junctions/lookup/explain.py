@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 
 from vllm.junctions.lookup.coordinator import LookupCoordinator
-from vllm.junctions.metrics.report import LookupReport
+from vllm.junctions.metrics.lookup_report import LookupReport
 
 
 def explain(

@@ -13,9 +13,9 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from vllm.junctions.metrics.lookup_report import LookupOutcome, LookupReport
 from vllm.junctions.metrics.marks import MarkOutcome
 from vllm.junctions.metrics.metric import Metric
-from vllm.junctions.metrics.report import LookupOutcome, LookupReport
 from vllm.junctions.rules.declared import Flaw
 
 logger = init_logger(__name__)

@@ -72,7 +72,7 @@ def _register_entry(factory: Any) -> None:
             return stock_loader()
         compat.check_version()
         return importlib.import_module(
-            "vllm.junctions.overlay.connector"
+            "vllm.junctions.overlay.drop_in"
         ).MooncakeStoreConnector
 
     def get_connector_class(cls: Any, kv_transfer_config: Any) -> Any:

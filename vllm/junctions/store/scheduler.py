@@ -39,7 +39,7 @@ from vllm.junctions.metrics.counted import (
     JunctionCounters,
 )
 from vllm.junctions.metrics.exported import JunctionConnectorStats
-from vllm.junctions.metrics.report import LookupOutcome
+from vllm.junctions.metrics.lookup_report import LookupOutcome
 from vllm.junctions.seams.compat import STORE_SCHEDULER
 from vllm.junctions.seams.outcomes import failed_loads
 from vllm.junctions.seams.substitute import substituted

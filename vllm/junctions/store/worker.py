@@ -33,7 +33,7 @@ from vllm.junctions.lookup.two_phase.plan import LookupPlan, plan_lookups
 from vllm.junctions.lookup.wire import JunctionLookupResult
 from vllm.junctions.metrics.counted import JunctionCounters
 from vllm.junctions.metrics.exported import JunctionConnectorStats
-from vllm.junctions.metrics.report import LookupReport
+from vllm.junctions.metrics.lookup_report import LookupReport
 from vllm.junctions.seams.compat import STORE_WORKER
 from vllm.junctions.seams.substitute import substituted
 from vllm.junctions.store.sender import JunctionSendingThread, SavingCoordinator

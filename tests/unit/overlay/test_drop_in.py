@@ -2,7 +2,6 @@
 """The connector in its scheduler role, built by vLLM's factory."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -16,9 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
 from tests.support import full, groups, kv_cache_config, mamba, swa, vllm_config
 from vllm.junctions import ConfigurationError, UnsupportedRuntimeError, repairs
 from vllm.junctions.core import CORE_HOOKS
-from vllm.junctions.overlay.connector import MooncakeStoreConnector
+from vllm.junctions.overlay.drop_in import MooncakeStoreConnector
 from vllm.junctions.seams import compat
-from vllm.junctions.seams.switches import is_on
 from vllm.junctions.store.scheduler import JunctionStoreScheduler
 
 
@@ -49,38 +47,10 @@ def build(tmp_path, monkeypatch):
         connector.connector_scheduler.client.close()
 
 
-def test_the_scheduler_role_gets_our_scheduler_and_the_hooks(build):
-    connector = build()
-    assert type(connector.connector_scheduler) is JunctionStoreScheduler
-    assert len(CORE_HOOKS.installed) == len(CORE_HOOKS.hooks)
-    # What was rebound for the constructor is back.
-    assert stock.MooncakeStoreScheduler is stock_scheduler.MooncakeStoreScheduler
-
-
-def test_the_class_keeps_the_name_by_which_vllm_finds_its_metrics(build):
-    assert type(build()).__name__ == stock.MooncakeStoreConnector.__name__
-
-
-def test_junctions_false_is_the_stock_scheduler_without_hooks(build):
-    connector = build(junctions=False)
-    assert type(connector.connector_scheduler) is stock_scheduler.MooncakeStoreScheduler
-    assert CORE_HOOKS.installed == ()
-
-
-@pytest.mark.parametrize(
-    ("extra", "expected"), [({}, True), ({"junctions": False}, False)]
-)
-def test_the_engines_own_cache_manager_is_switched_on(build, extra, expected):
-    connector = build(**extra)
-    manager = SimpleNamespace(block_pool=None)
-    connector.bind_kv_cache_manager(manager)
-    assert is_on(manager, "junctions") == expected
-
-
 def test_the_start_up_line_says_what_is_on(build, monkeypatch):
     lines = []
     monkeypatch.setattr(
-        "vllm.junctions.overlay.connector.logger.info",
+        "vllm.junctions.overlay.drop_in.logger.info",
         lambda text, *a: lines.append(text % a),
     )
     build()
@@ -116,7 +86,7 @@ def test_nothing_is_applied_where_nothing_is_to_gain(
 ):
     lines = []
     monkeypatch.setattr(
-        "vllm.junctions.overlay.connector.logger.info",
+        "vllm.junctions.overlay.drop_in.logger.info",
         lambda text, *a: lines.append(text % a),
     )
     before = dict(os.environ)
@@ -132,20 +102,6 @@ def test_nothing_is_applied_where_nothing_is_to_gain(
 def test_mamba_states_gain_under_dense_retention_too(build):
     connector = build([full(32), mamba(32)], None)
     assert type(connector.connector_scheduler) is JunctionStoreScheduler
-
-
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [(True, set(repairs.NAMES)), (False, set()), (["loads_wait"], {"loads_wait"})],
-)
-def test_repairs_are_switched_by_name(build, setting, expected):
-    connector = build(junctions_repairs=setting)
-    manager = SimpleNamespace(block_pool=None)
-    connector.bind_kv_cache_manager(manager)
-    scheduler = connector.connector_scheduler
-    for owner in (manager, scheduler, scheduler.client):
-        assert {name for name in repairs.NAMES if is_on(owner, name)} == expected
-    assert bool(repairs.HOOKS.installed) == bool(expected)
 
 
 def test_a_repair_that_does_not_exist_is_refused(build):
