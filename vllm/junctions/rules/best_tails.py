@@ -73,22 +73,31 @@ def best_tails(
     if not len(positions):
         return []
     gains = positions - other_tokens
-    num_served = num_siblings[1:]
-    # As if it served all who share at least as much; but some share up to above the
-    # next tail that exists anyway, and hit that one.
-    gross = gains * num_served - price_tokens
-    first_served = len(positions) - other_tokens[::-1].searchsorted(positions, "right")
-    lost = gains * num_siblings[first_served]
+    gross, lost = _values_of_one(positions, other_tokens, gains, num_siblings)
+    gross -= price_tokens
     totals = gross - lost
     best = int(totals.argmax())
-    if totals.item(best) <= 0:
-        return []
-    if max_tails == 1:
-        return [best]
+    if max_tails == 1 or totals.item(best) <= 0:
+        return [best] if totals.item(best) > 0 else []
     # lost_below[b, a]: and of a tail at b, where the next one above it is at a.
-    lost_below = np.maximum(gains[:, None] * num_served, lost[:, None])
+    lost_below = np.maximum(gains[:, None] * num_siblings[1:], lost[:, None])
     lost_below += _never_lower(len(positions))
     return _with_lower_tails(totals, gross, lost_below, max_tails)
+
+
+def _values_of_one(
+    positions: np.ndarray,
+    other_tokens: np.ndarray,
+    gains: np.ndarray,
+    num_siblings: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a tail at each position brings, and what of that it does not.
+
+    It brings as if it served all who share at least as much; but some share up to
+    above the next tail that exists anyway, and hit that one.
+    """
+    first_served = len(positions) - other_tokens[::-1].searchsorted(positions, "right")
+    return gains * num_siblings[1:], gains * num_siblings[first_served]
 
 
 def _with_lower_tails(
