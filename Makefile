@@ -26,7 +26,7 @@ ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
 .PHONY: setup demo bench-gsm8k bench-ttft bench-lookup bench-load test test-modelless test-parts \
-  test-laws test-033 test-e2e test-tp mutants fuzz soak test-upstream dashboard lint \
+  test-laws test-033 test-033-never-worse test-e2e test-tp mutants fuzz soak test-upstream dashboard lint \
   format lock clean
 
 setup:
@@ -90,11 +90,11 @@ bench-load: setup
 test: test-modelless
 	$(MAKE) test-e2e
 
-# Each of the three keeps one core busy, so two at a time; what they print comes when
+# Each of the four keeps one core busy, so two at a time; what they print comes when
 # they end. The longest come first.
 test-modelless: setup
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
-	  test-laws test-033 test-parts
+	  test-parts test-laws test-033 test-033-never-worse
 
 test-laws: setup
 	$(PY) -m pytest $(NEVER_WORSE)
@@ -104,9 +104,12 @@ test-parts: setup
 	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS)) tests/packaging
 
 # Tools know nothing of the vLLM that is imported.
+test-033-never-worse: setup
+	@echo "On vLLM 0.33.0:"
+	PYTHONPATH=.cache/runtime-0.33.0 $(PY) -m pytest $(NEVER_WORSE)
+
 test-033: setup
 	@echo "The same without model execution on vLLM 0.33.0:"
-	PYTHONPATH=.cache/runtime-0.33.0 $(PY) -m pytest $(NEVER_WORSE)
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \
 	  $(PY) -m pytest $(MODELLESS) --ignore=tests/unit/tools --ignore=$(NEVER_WORSE)
 

@@ -79,9 +79,7 @@ def best_tails(
     best = int(totals.argmax())
     if max_tails == 1 or totals.item(best) <= 0:
         return [best] if totals.item(best) > 0 else []
-    # lost_below[b, a]: and of a tail at b, where the next one above it is at a.
-    lost_below = np.maximum(gains[:, None] * num_siblings[1:], lost[:, None])
-    lost_below += _never_lower(len(positions))
+    lost_below = _lost_below(gains, num_siblings, lost)
     return _with_lower_tails(totals, gross, lost_below, max_tails)
 
 
@@ -98,6 +96,15 @@ def _values_of_one(
     """
     first_served = len(positions) - other_tokens[::-1].searchsorted(positions, "right")
     return gains * num_siblings[1:], gains * num_siblings[first_served]
+
+
+def _lost_below(
+    gains: np.ndarray, num_siblings: np.ndarray, lost: np.ndarray
+) -> np.ndarray:
+    """Return what a tail does not bring where the next one above is a column's."""
+    lost_below = np.maximum(gains[:, None] * num_siblings[1:], lost[:, None])
+    lost_below += _never_lower(len(gains))
+    return lost_below
 
 
 def _with_lower_tails(
