@@ -47,7 +47,7 @@ def unrelated(rng: random.Random, new) -> list[tuple[int, list[int]]]:
 
 @pytest.fixture
 def record(tmp_path):
-    def record(kind, prefill_ms=None, layout=LAYOUTS["deepseek-v4-flash"]):
+    def record(kind, prefill_ms=None, layout=LAYOUTS["deepseek-v4-flash"], **settings):
         rng, last = random.Random(0), iter(range(1 << 40))
         header = Header(
             junctions_recording=1,
@@ -55,7 +55,7 @@ def record(tmp_path):
             start_ms=0,
             id_space="a",
             layout=layout,
-            junctions=False,
+            **{"junctions": False, **settings},
         )
         lines = [msgspec.json.encode(header).decode()]
         for number, (length, ids) in enumerate(
@@ -134,6 +134,23 @@ def test_the_command_prints_writes_and_draws(record, tmp_path, capsys):
     report = msgspec.json.decode(out.read_bytes(), type=PlanReport)
     assert report.policies["dense"].bytes_share_of_dense == 1
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_that_are_in_use_are_not_advised_anew(record):
+    path = record(documents, junctions=True, predicted_tails=1)
+    report = make_plan([path], Options())
+    assert report.trace.recorded_policy == report.advice.policy
+    assert report.advice.sentences[0].startswith("You run what helps you already")
+
+
+@pytest.mark.parametrize(("kind", "differs"), [(chat, True), (documents, False)])
+def test_a_replay_that_hits_more_than_the_engines_says_what_to_try(
+    record, capsys, kind, differs
+):
+    """The recordings say that nothing was hit; of documents stock hits nothing."""
+    assert command.main([str(record(kind))]) == 0
+    printed = capsys.readouterr().out
+    assert ("plan with --local-blocks 0" in printed) == differs
 
 
 def test_without_matplotlib_a_sentence_says_so(record, tmp_path, capsys, monkeypatch):

@@ -104,6 +104,16 @@ def test_a_recording_that_is_there_is_kept_as_the_older_one(make, tmp_path):
     assert (tmp_path / "traffic.jsonl.1").read_text() == "before\n"
 
 
+def test_one_without_requests_pushes_none_out_that_has_some(make, tmp_path):
+    with_requests = make()
+    with_requests.add(finished())
+    with_requests.close()
+    for _ in range(2):
+        make().close()
+    assert len(lines(tmp_path / "traffic.jsonl")) == 1
+    assert len(lines(tmp_path / "traffic.jsonl.1")) == 2
+
+
 def test_another_process_that_writes_the_file_is_left_alone(make, tmp_path):
     path = tmp_path / "traffic.jsonl"
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2)"
@@ -128,7 +138,8 @@ def test_a_file_that_cannot_be_opened_costs_the_recording_only(make, tmp_path, c
         writer.add(finished())
     assert writer.is_over
     assert len(caplog.records) == 1
-    assert "stops recording" in caplog.text
+    assert "No such file or directory. The server goes on" in caplog.text
+    assert "see that junctions_record names a file in a folder" in caplog.text
 
 
 def test_a_full_disk_costs_the_recording_and_one_warning(make, monkeypatch, caplog):

@@ -123,7 +123,9 @@ def show(report: PlanReport) -> None:
     if report.trace.id_spaces > 1:
         print(
             "These recordings were made with different secrets (or PYTHONHASHSEED): "
-            "what their instances share with one another is not seen."
+            "what their instances share with one another is not seen, and the advice "
+            "is for instances that share nothing. Record again with the same "
+            "junctions_record_secret on all of them."
         )
     if report.trace.forgotten_tokens:
         print(

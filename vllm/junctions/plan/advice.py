@@ -93,16 +93,8 @@ def _why(
 ) -> list[str]:
     stock, ours = figures[STOCK], figures[chosen.name]
     gained = ours.hit_tokens - stock.hit_tokens
-    by_config = ", ".join(
-        f'"{key}": {str(value).lower()}' for key, value in settings.items()
-    )
-    interval = chosen.retention_interval
-    retention = ""
-    if interval != 0:
-        value = "null (dense)" if interval is None else f"{interval}"
-        retention = f" and prefix_cache_retention_interval {value}"
     sentences = [
-        f"It would help you: set {by_config}{retention}.",
+        _what_to_set(trace, chosen, settings),
         f"Hits go from {percent(stock.hit_share_of_prompts)} to "
         f"{percent(ours.hit_share_of_prompts)} of all prompt tokens "
         f"({gained:,} tokens more, {percent(ours.hit_share_of_ceiling)} of what "
@@ -124,6 +116,22 @@ def _why(
             f"{_more(alone.puts, stock.puts)} blocks."
         )
     return sentences
+
+
+def _what_to_set(
+    trace: TraceFigures, chosen: Policy, settings: dict[str, bool | int]
+) -> str:
+    start = "It would help you: set"
+    if chosen.name == trace.recorded_policy:
+        start = "You run what helps you already:"
+    by_config = ", ".join(
+        f'"{key}": {str(value).lower()}' for key, value in settings.items()
+    )
+    interval = chosen.retention_interval
+    retention = ""
+    if interval != 0:
+        retention = f" and start vLLM with --prefix-cache-retention-interval {interval}"
+    return f"{start} {by_config}{retention}."
 
 
 def _why_not(

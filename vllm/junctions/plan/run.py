@@ -15,7 +15,7 @@ from vllm.junctions.plan.figures import (
     setup_figures,
 )
 from vllm.junctions.plan.layouts import DEFAULT_LAYOUT, LAYOUTS
-from vllm.junctions.plan.policies import JUNCTIONS, STOCK, Policy, policies
+from vllm.junctions.plan.policies import Policy, policies
 from vllm.junctions.plan.prompts import ContinuedUnits, Prompt, Units
 from vllm.junctions.plan.replay import Replay
 from vllm.junctions.plan.shape import Shape
@@ -169,13 +169,16 @@ def _trace_figures(trace: Trace, options: Options, replay: Replay) -> TraceFigur
 def _recorded_policy(trace: Trace, replay: Replay) -> str | None:
     """Return what the recorded engines ran, if it was replayed and is one policy."""
     found = {
-        (header.junctions, header.layout.retention_interval) for header in trace.headers
+        (
+            header.junctions,
+            header.predicted_tails,
+            header.layout.retention_interval,
+        )
+        for header in trace.headers
     }
     if len(found) != 1:
         return None
-    junctions, interval = found.pop()
-    if interval == 0:
-        return JUNCTIONS if junctions else STOCK
+    junctions, predicted_tails, interval = found.pop()
     return next(
         (
             policy.name
@@ -183,6 +186,7 @@ def _recorded_policy(trace: Trace, replay: Replay) -> str | None:
             if not policy.full_attention_only
             and policy.retention_interval == interval
             and (policy.junctions == junctions or interval is None)
+            and (policy.predicted_tails == predicted_tails or interval is None)
         ),
         None,
     )

@@ -14,6 +14,8 @@ _HEADS = (
     *("tails of dense", "GiB put", "of dense"),
 )
 _BAR_WIDTH = 30
+# Of all prompt tokens: a difference that says that the replay is of something else.
+_LARGE_SHARE = 0.02
 _BAR_SECONDS = 0.2
 
 
@@ -100,10 +102,18 @@ def recorded(report: PlanReport) -> str | None:
     if trace.recorded_hit_tokens is None or trace.recorded_policy is None:
         return None
     replayed = report.policies[trace.recorded_policy].hit_tokens
-    return (
+    comparison = (
         f"The recorded engines hit {trace.recorded_hit_tokens:,} tokens; replayed "
         f"under the same settings ({trace.recorded_policy}) it is {replayed:,}."
     )
+    missing = replayed - trace.recorded_hit_tokens
+    if missing > _LARGE_SHARE * trace.prompt_tokens:
+        comparison += (
+            "\nThey hit less: caches were reset, or lost in a restart, or keys were "
+            "evicted. Do not go by the advice yet: plan with --local-blocks 0 (local "
+            "caches that are always lost) or --store-gib (a store that evicts)."
+        )
+    return comparison
 
 
 def compact(count: int) -> str:

@@ -148,7 +148,7 @@ def make_recorder(
     config = JunctionsConfig.of(vllm_config)
     assert config.junctions_record is not None
     ids = IdMaker(config.junctions_record_secret)
-    header = _header(vllm_config, kv_cache_config, scheduler, ids, config.junctions)
+    header = _header(vllm_config, kv_cache_config, scheduler, ids, config)
     where = Path(config.junctions_record)
     if header.engine:
         where = where.with_name(f"{where.stem}.{header.engine}{where.suffix}")
@@ -165,7 +165,7 @@ def _header(
     kv_cache_config: KVCacheConfig,
     scheduler: Any,
     ids: IdMaker,
-    junctions: bool,
+    config: JunctionsConfig,
 ) -> Header:
     speculative = vllm_config.speculative_config
     layout = layout_of(
@@ -181,7 +181,8 @@ def _header(
         id_space=ids.space(getattr(kv_cache_utils, "NONE_HASH", b"")),
         layout=layout,
         engine=_engine_name(vllm_config),
-        junctions=junctions,
+        junctions=config.junctions,
+        predicted_tails=config.junctions_predict if config.junctions else 0,
         local_blocks=kv_cache_config.num_blocks,
         version=__version__,
         vllm_version=vllm_version(),

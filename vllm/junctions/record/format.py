@@ -118,6 +118,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         layout: Of the model that was served.
         engine: Which engine of a server wrote it.
         junctions: Whether junctions were on.
+        predicted_tails: ``junctions_predict``.
         local_blocks: Blocks of the engine's own KV cache.
         version: Of this package.
         vllm_version: Of vLLM.
@@ -130,6 +131,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layout: Layout
     engine: str = ""
     junctions: bool = True
+    predicted_tails: int = 0
     local_blocks: int = 0
     version: str = ""
     vllm_version: str = ""

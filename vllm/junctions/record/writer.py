@@ -162,10 +162,11 @@ class RecordingWriter:
         except Exception as error:
             self.is_over = True
             logger.warning(
-                "vllm-junctions stops recording traffic to %s: %s. The server goes "
-                "on as it is.",
+                "vllm-junctions records no traffic to %s (any more): %s. The server "
+                "goes on as it is. To record, see that junctions_record names a file "
+                "in a folder that is there and has room, and start it again.",
                 self.path,
-                error,
+                getattr(error, "strerror", None) or error,
             )
 
     def _open(self) -> None:
@@ -173,7 +174,11 @@ class RecordingWriter:
             name = f"{self.path.stem}.{os.getpid()}{self.path.suffix}"
             self.path = self.path.with_name(name)
         if self.path.exists() and self.path.stat().st_size:
-            os.replace(self.path, f"{self.path}.1")
+            if _is_empty_recording(self.path):
+                # It pushes none out that holds requests.
+                self.path.unlink()
+            else:
+                os.replace(self.path, f"{self.path}.1")
         self._file = io.FileIO(self.path, "ab")
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._num_bytes = 0
@@ -224,6 +229,12 @@ class RecordingWriter:
         assert self._file is not None
         self._file.close()
         self._open()
+
+
+def _is_empty_recording(path: Path) -> bool:
+    """Return whether a file is the first line of a recording and no more."""
+    with path.open("rb") as file:
+        return b'"junctions_recording"' in file.readline() and not file.readline()
 
 
 def now_ms() -> int:
