@@ -30,10 +30,10 @@ def test_a_wrong_type_names_key_value_and_what_is_accepted(value):
     assert '"junctions": true or false' in text
 
 
-@pytest.mark.parametrize("key", ["junctions_enabled", "junction", "junctions_"])
-def test_an_unknown_key_under_our_prefix_is_refused(key):
-    with pytest.raises(ConfigurationError, match=f"Unknown key '{key}' .value 3."):
-        JunctionsConfig.from_extra_config({key: 3})
+def test_an_unknown_key_under_our_prefix_is_refused():
+    message = "Unknown key 'junctions_enabled' .value 3."
+    with pytest.raises(ConfigurationError, match=message):
+        JunctionsConfig.from_extra_config({"junctions_enabled": 3})
 
 
 def test_the_lookup_timeout_is_read():

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba prefill chunks, split by vLLM's own method on a stand-in for its state.
-
-What a failed load reserves is a matter of the whole engine: see
-``tests/engine/test_faults.py``.
-"""
+"""Mamba prefill chunks, split by vLLM's own method on a stand-in for its state."""
 
 from types import SimpleNamespace
 
@@ -47,33 +43,9 @@ def _chunk_ends(r, num_prompt_tokens: int) -> list[int]:
     return ends
 
 
-def test_without_a_junction_the_split_is_stock():
-    r = request(num_tokens=500)
-    assert _chunk_ends(r, 500) == [480, 500]
-
-
-def test_chunks_stop_at_a_pair_of_junctions():
-    r = request(num_tokens=500)
-    set_junctions(r, store=(96, 384))
-    assert _chunk_ends(r, 500) == [96, 384, 480, 500]
-
-
 def test_vllms_own_stop_comes_first_whatever_the_store_reports():
     """Requests of the same pass hit what the first chunk reaches."""
     r = request(num_tokens=500)
     r.shared_prefix_boundary = 256
     set_junctions(r, local=(224, 256), store=(96, 128, 352, 384))
     assert _chunk_ends(r, 500) == [256, 384, 480, 500]
-
-
-def test_a_junction_inside_a_block_stops_at_the_block():
-    r = request(num_tokens=500)
-    set_junctions(r, store=(100, 200))
-    assert _chunk_ends(r, 500) == [96, 192, 480, 500]
-
-
-def test_a_junction_already_computed_no_longer_stops():
-    r = request(num_tokens=500)
-    set_junctions(r, store=(96,))
-    r.num_computed_tokens = 96
-    assert Scheduler._mamba_block_aligned_split(_scheduler(), r, 404) == 384

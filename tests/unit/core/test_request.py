@@ -11,21 +11,6 @@ from vllm.junctions.core.request import (
 
 
 @pytest.mark.usefixtures("core_hooks")
-def test_a_new_request_has_no_junction():
-    assert request().shared_prefix_boundaries == ()
-
-
-@pytest.mark.usefixtures("core_hooks")
-def test_the_tuple_is_the_union_of_all_parts():
-    r = request()
-    find_locally(r, 256, 512)
-    set_junctions(r, store=(512, 3840))
-    set_junctions(r, declared=(1024,))
-    set_junctions(r, predicted=(2048,))
-    assert r.shared_prefix_boundaries == (256, 512, 1024, 2048, 3840)
-
-
-@pytest.mark.usefixtures("core_hooks")
 def test_each_part_is_replaced_by_itself():
     r = request()
     find_locally(r, 512)

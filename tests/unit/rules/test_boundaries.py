@@ -28,10 +28,6 @@ def test_positions_above_the_joint_hit(hit, longest, eagle, expected):
     assert junction_boundaries(hit, longest, 256, eagle) == expected
 
 
-def test_an_unaligned_longest_hit_stays_as_it_is():
-    assert junction_boundaries(0, 3900, 256, True) == (3644, 3900)
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -61,6 +57,7 @@ def test_positions_outside_the_request_are_counted_and_dropped():
     [
         (0, (), (), (), ()),
         (304, (), (), (), (304,)),
+        (304, (256, 272), (), (), (304,)),
         (0, (288, 304), (64,), (128,), (288, 304)),
         (304, (320, 336), (64,), (128,), (304, 336)),
         (0, (304,), (64, 128), (192,), (128, 304)),

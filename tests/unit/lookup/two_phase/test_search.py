@@ -5,7 +5,7 @@ import pytest
 
 from tests.support import coordinator, deepseek_v4_groups, full, groups, hashes, swa
 from vllm.junctions.lookup.two_phase.plan import LookupPlan
-from vllm.junctions.lookup.two_phase.search import StoreCallError, look_up
+from vllm.junctions.lookup.two_phase.search import look_up
 
 _TOKENS = 16_384
 
@@ -96,14 +96,6 @@ def test_a_third_sibling_asks_for_the_tail_that_is_there(store):
     assert len(store.calls[1]) < 24 + 8
 
 
-def test_no_key_is_asked_for_twice(store):
-    store.save(_TOKENS, range(256, _TOKENS, 256))
-    store.units = {one for one in store.units if one[0] != 4}
-    store.look_up()
-    keys = [one for call in store.calls for one in call]
-    assert len(keys) == len(set(keys))
-
-
 @pytest.mark.parametrize("lost_group", [1, 2, 3, 4])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_evidence_that_proves_nothing_stays_within_the_bound(store, lost_group, stride):
@@ -115,22 +107,6 @@ def test_evidence_that_proves_nothing_stays_within_the_bound(store, lost_group, 
     store.units -= {one for one in lost if one[1] in below}
     store.look_up(num_tokens)
     assert len(store.calls) <= store.plan.max_rpcs(num_tokens)
-
-
-def test_a_key_of_another_rank_counts_too():
-    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32), num_ranks=2)
-    store.save(1024, (1024,))
-    assert store.look_up(1025).hit_length == 1024
-    for rank in (0, 1):
-        store.lost_ranks = {(1, 31, rank)}
-        assert store.look_up(1025).hit_length == 0
-
-
-def test_the_last_token_is_always_computed():
-    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32))
-    store.save(1024, (992, 1024))
-    assert store.look_up(1025).hit_length == 1024
-    assert store.look_up(1024).hit_length == 992
 
 
 def test_without_full_attention_the_longest_hit_is_that_of_any_group():
@@ -160,20 +136,6 @@ def test_evidence_is_asked_for_in_one_rank_namespace():
     tail_at_the_top = [one for one in asked if one[1] in (30, 31)]
     assert len(tail_at_the_top) == 2 * 8
     assert {rank for _, unit, rank in asked if unit < 30} == {0}
-
-
-def test_a_store_that_raises_ends_the_lookup(store):
-    def ask(keys):
-        raise StoreCallError("gone")
-
-    with pytest.raises(StoreCallError):
-        look_up(store.plan, _TOKENS, hashes(_TOKENS // 4), ask, _no_entries)
-
-
-@pytest.mark.parametrize("num_tokens", [0, 255])
-def test_a_request_without_a_whole_block_asks_nothing(store, num_tokens):
-    assert store.look_up(num_tokens) is None
-    assert store.calls == []
 
 
 def test_nothing_is_asked_for_that_would_prove_the_empty_prefix():
