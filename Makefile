@@ -115,7 +115,7 @@ test-033: setup
 
 # Two tests at a time: half of a start is one process's imports after another's.
 test-e2e: setup
-	$(PY) -m pytest -m "not quiet" --numprocesses=2 --dist=loadgroup tests/e2e
+	$(PY) -m pytest -m "not quiet" --numprocesses=2 --dist=loadfile tests/e2e
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.

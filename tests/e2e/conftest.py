@@ -18,14 +18,9 @@ from tests.e2e.client import REPETITION_VARIABLE
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    tests = [item for item in items if here in item.path.parents]
-    using_trio = {item.path for item in tests if "trio" in item.fixturenames}
-    for item in tests:
-        item.add_marker(pytest.mark.e2e)
-        # With `--dist loadgroup` one process runs all tests of a file, and all files
-        # that share servers.
-        group = "trio" if item.path in using_trio else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
 
 
 # Set by tools/repeat_e2e.py.
