@@ -113,9 +113,9 @@ test-033: setup
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \
 	  $(PY) -m pytest $(MODELLESS) --ignore=tests/unit/tools --ignore=$(NEVER_WORSE)
 
-# Two tests at a time: half of a start is one process's imports after another's.
+# One at a time: servers of two files at once need more than 24 GiB.
 test-e2e: setup
-	$(PY) -m pytest -m "not quiet" --numprocesses=2 --dist=loadfile tests/e2e
+	$(PY) -m pytest -m "not quiet" tests/e2e
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.
