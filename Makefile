@@ -103,11 +103,11 @@ test-laws: setup
 test-parts: setup
 	$(PY) -m pytest $(filter-out $(LAWS),$(MODELLESS)) tests/packaging
 
-# Tools know nothing of the vLLM that is imported.
 test-033-never-worse: setup
 	@echo "On vLLM 0.33.0:"
 	PYTHONPATH=.cache/runtime-0.33.0 $(PY) -m pytest $(NEVER_WORSE)
 
+# Tools know nothing of the vLLM that is imported.
 test-033: setup
 	@echo "The same without model execution on vLLM 0.33.0:"
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \

@@ -23,8 +23,16 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from testbed.models import GEMMA3
+from vllm.junctions import repairs
+from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.core.request import set_junctions
 from vllm.junctions.store.sender import SavingCoordinator
+
+
+def uninstall_hooks() -> None:
+    """Make this process stock again; engines leave the hooks on."""
+    CORE_HOOKS.uninstall()
+    repairs.HOOKS.uninstall()
 
 
 def full(block_size: int) -> FullAttentionSpec:

@@ -7,6 +7,7 @@ import pytest
 
 from testbed.box import Box, EngineOptions, Neighbour
 from tests.engine.layouts import FULL_SWA_EAGLE, siblings
+from tests.support import uninstall_hooks
 from vllm.junctions import repairs
 from vllm.junctions.core import CORE_HOOKS
 
@@ -15,8 +16,7 @@ PROMPTS, _ = siblings(FULL_SWA_EAGLE)
 
 @pytest.mark.parametrize("connector", ["DecodeBenchConnector", None])
 def test_other_engines_schedule_and_keep_what_they_do_on_stock(connector) -> None:
-    CORE_HOOKS.uninstall()
-    repairs.HOOKS.uninstall()
+    uninstall_hooks()
 
     def serve() -> Neighbour:
         neighbour = Neighbour(FULL_SWA_EAGLE, EngineOptions(), connector)

@@ -8,15 +8,13 @@ from hypothesis import assume, event, given
 
 from testbed.box import WrongKV
 from tests.property.happenings import Outcome, Plan, outcome_of, plans
-from vllm.junctions import repairs
-from vllm.junctions.core import CORE_HOOKS
+from tests.support import uninstall_hooks
 
 
 @given(plans())
 def test_never_worse(plan: Plan) -> None:
     # Left by the example before: with them stock would not be stock.
-    CORE_HOOKS.uninstall()
-    repairs.HOOKS.uninstall()
+    uninstall_hooks()
     try:
         stock = outcome_of(plan, "stock")
     except WrongKV:

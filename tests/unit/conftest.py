@@ -3,15 +3,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm.junctions import repairs
+from tests.support import uninstall_hooks
 from vllm.junctions.core import CORE_HOOKS, HookSet
 
 
 @pytest.fixture(autouse=True)
 def _no_hooks_from_others() -> None:
     """Engines of other tests in this process leave the hooks on."""
-    CORE_HOOKS.uninstall()
-    repairs.HOOKS.uninstall()
+    uninstall_hooks()
 
 
 @pytest.fixture

@@ -12,7 +12,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import (
     scheduler as stock_scheduler,
 )
 
-from tests.support import full, groups, kv_cache_config, mamba, swa, vllm_config
+from tests.support import (
+    full,
+    groups,
+    kv_cache_config,
+    mamba,
+    swa,
+    uninstall_hooks,
+    vllm_config,
+)
 from vllm.junctions import ConfigurationError, UnsupportedRuntimeError, repairs
 from vllm.junctions.core import CORE_HOOKS
 from vllm.junctions.overlay.drop_in import MooncakeStoreConnector
@@ -40,8 +48,7 @@ def build(tmp_path, monkeypatch):
         return connector
 
     yield build_connector
-    CORE_HOOKS.uninstall()
-    repairs.HOOKS.uninstall()
+    uninstall_hooks()
     for connector in built:
         # Left to the garbage collector, an open socket can hang whole runs.
         connector.connector_scheduler.client.close()

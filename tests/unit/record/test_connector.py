@@ -4,9 +4,14 @@
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from tests.support import full, groups, kv_cache_config, swa, vllm_config
-from vllm.junctions import repairs
-from vllm.junctions.core import CORE_HOOKS
+from tests.support import (
+    full,
+    groups,
+    kv_cache_config,
+    swa,
+    uninstall_hooks,
+    vllm_config,
+)
 from vllm.junctions.overlay.drop_in import MooncakeStoreConnector
 
 
@@ -26,8 +31,7 @@ def record(tmp_path, monkeypatch):
         return made[-1]
 
     yield record
-    CORE_HOOKS.uninstall()
-    repairs.HOOKS.uninstall()
+    uninstall_hooks()
     for connector in made:
         connector.connector_scheduler.client.close()
         connector.shutdown()

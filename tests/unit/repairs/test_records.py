@@ -25,6 +25,8 @@ def test_the_test_that_shows_a_fault_is_there(repair):
     tree = ast.parse((_ROOT / file).read_text())
     assert name in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     assert repair.remove_when or repair.hooks
+    for hook in repair.hooks:
+        assert (_ROOT / hook.guarded_by).is_file(), hook.guarded_by
 
 
 def test_every_hook_fits_and_comes_off_again():

@@ -103,7 +103,7 @@ HOOKS = (
         why="Sparse retention keeps tails at replay boundaries and one scalar only.",
         how="Hands the request's junctions in with the replay boundaries.",
         remove_when="cache_blocks reads several shared-prefix boundaries.",
-        guarded_by="tests/unit/core/test_managers.py",
+        guarded_by="tests/engine/test_modes.py",
         replace=_cache_blocks,
     ),
     Hook(

@@ -105,7 +105,7 @@ REPAIR = Repair(
             why="Nothing may be kept of a request that ended.",
             how="Forgets requests that the step names as finished.",
             remove_when="The other hooks of this repair go.",
-            guarded_by="tests/unit/repairs/test_endless_loads.py",
+            guarded_by="tests/engine/test_faults.py",
             replace=_build_connector_meta,
         ),
     ),

@@ -72,30 +72,29 @@ def best_tails(
     """
     if not len(positions):
         return []
-    gains = positions - other_tokens
-    gross, lost = _values_of_one(positions, other_tokens, gains, num_siblings)
+    gains, gross, lost = _values_of_one(positions, other_tokens, num_siblings)
     gross -= price_tokens
     totals = gross - lost
     best = int(totals.argmax())
-    if max_tails == 1 or totals.item(best) <= 0:
-        return [best] if totals.item(best) > 0 else []
+    if totals.item(best) <= 0:
+        return []
+    if max_tails == 1:
+        return [best]
     lost_below = _lost_below(gains, num_siblings, lost)
-    return _with_lower_tails(totals, gross, lost_below, max_tails)
+    return _with_lower_tails(best, totals, gross, lost_below, max_tails)
 
 
 def _values_of_one(
-    positions: np.ndarray,
-    other_tokens: np.ndarray,
-    gains: np.ndarray,
-    num_siblings: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a tail at each position brings, and what of that it does not.
+    positions: np.ndarray, other_tokens: np.ndarray, num_siblings: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a tail at each position brings a sibling, all, and what it does not.
 
-    It brings as if it served all who share at least as much; but some share up to
+    It brings all as if it served all who share at least as much; but some share up to
     above the next tail that exists anyway, and hit that one.
     """
+    gains = positions - other_tokens
     first_served = len(positions) - other_tokens[::-1].searchsorted(positions, "right")
-    return gains * num_siblings[1:], gains * num_siblings[first_served]
+    return gains, gains * num_siblings[1:], gains * num_siblings[first_served]
 
 
 def _lost_below(
@@ -108,15 +107,18 @@ def _lost_below(
 
 
 def _with_lower_tails(
-    totals: np.ndarray, gross: np.ndarray, lost_below: np.ndarray, max_tails: int
+    lowest: int,
+    totals: np.ndarray,
+    gross: np.ndarray,
+    lost_below: np.ndarray,
+    max_tails: int,
 ) -> list[int]:
-    """Add lower tails to the best single one while they pay.
+    """Add lower tails to the best single one, ``lowest``, while they pay.
 
     ``totals`` begins as what one tail at each position brings, and goes on as what
     the best tails bring whose lowest is there.
     """
     row_starts = _row_starts(len(totals))
-    lowest = int(totals.argmax())
     above: list[np.ndarray] = []
     for _ in range(max_tails - 1):
         with_one_more = totals - lost_below
