@@ -94,14 +94,6 @@ def test_a_prompt_too_short_for_any_known_distance_gets_none():
     assert serve(taught(4), lookup(object(), 100)) == ()
 
 
-def test_no_tail_lies_below_the_hit():
-    """There the request has only the hit's own tail to store."""
-    placement = taught(4)
-    tails = serve(placement, lookup(object(), 40_960, 8192, 8192))
-    assert tails
-    assert all(tail > 8192 for tail in tails)
-
-
 def test_it_stops_when_siblings_stop_coming_and_starts_again():
     placement = taught()
     tails = [serve(placement, lookup(object(), 20_480)) for _ in range(400)]
@@ -138,11 +130,6 @@ def test_siblings_of_another_instances_prompts_teach_as_well():
         serve(placement, lookup(object(), 20_480))
         serve(placement, lookup(object(), 20_480, 0, 20_480 - 1024))
     assert serve(placement, lookup(object(), 20_480))
-
-
-def test_none_means_none():
-    placement = taught(max_tails=0)
-    assert serve(placement, lookup(object(), 20_480)) == ()
 
 
 @pytest.mark.parametrize(
