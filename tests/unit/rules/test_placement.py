@@ -67,11 +67,6 @@ def test_with_eagle_the_one_position_leaves_room_for_the_proof_block():
     assert tail <= 20_480 - 1024 - BLOCK
 
 
-def test_without_siblings_nothing_is_placed():
-    placement = TailPlacement(4, BLOCK, use_eagle=False)
-    assert not any(serve(placement, lookup(object(), 20_480)) for _ in range(300))
-
-
 def test_one_sibling_in_a_thousand_prompts_is_no_reason():
     placement = TailPlacement(1, BLOCK, use_eagle=False)
     placed = 0
