@@ -96,19 +96,6 @@ def test_a_third_sibling_asks_for_the_tail_that_is_there(store):
     assert len(store.calls[1]) < 24 + 8
 
 
-@pytest.mark.parametrize("lost_group", [1, 2, 3, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_evidence_that_proves_nothing_stays_within_the_bound(store, lost_group, stride):
-    num_tokens = 131_072
-    store.save(num_tokens, range(256, num_tokens, 256))
-    # The highest block of each window, where nobody looks first.
-    lost = [one for one in sorted(store.units) if one[0] == lost_group]
-    below = {p // 4 - 1 for p in range(256, num_tokens, 256 * stride)}
-    store.units -= {one for one in lost if one[1] in below}
-    store.look_up(num_tokens)
-    assert len(store.calls) <= store.plan.max_rpcs(num_tokens)
-
-
 def test_without_full_attention_the_longest_hit_is_that_of_any_group():
     """Also at a position that another group has just disproved."""
     store = Store(coordinator(groups([swa(32, 64), swa(32, 96)]), 32))
