@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from vllm.v1.request import Request
 
 from vllm.junctions import UnsupportedRuntimeError
 from vllm.junctions.core import CORE_HOOKS, HookSet
@@ -98,3 +99,9 @@ def test_a_replacement_that_fails_takes_the_others_back():
     with pytest.raises(RuntimeError, match="broken"):
         HookSet((*CORE_HOOKS.hooks[:-1], last)).install()
     assert _snapshot() == before
+
+
+def test_uninstalled_hooks_leave_no_attribute_behind():
+    CORE_HOOKS.install()
+    CORE_HOOKS.uninstall()
+    assert not hasattr(Request, "shared_prefix_boundaries")
