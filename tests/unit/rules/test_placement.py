@@ -47,11 +47,6 @@ def taught(max_tails: int = 1, num_documents: int = 40) -> TailPlacement:
     return placement
 
 
-def test_a_new_prompt_gets_a_tail_where_siblings_were_seen_to_part():
-    (tail,) = serve(taught(), lookup(object(), 20_480))
-    assert 20_480 - 2048 <= tail <= 20_480 - 1024
-
-
 def test_with_eagle_the_one_position_leaves_room_for_the_proof_block():
     placement = TailPlacement(1, BLOCK, use_eagle=True)
     for _ in range(40):
