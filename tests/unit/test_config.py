@@ -6,10 +6,6 @@ from vllm.junctions.config import JunctionsConfig
 from vllm.junctions.rules.placement import MAX_TAILS
 
 
-def test_junctions_are_on_by_default():
-    assert JunctionsConfig.from_extra_config({}).junctions is True
-
-
 @pytest.mark.parametrize("value", [True, False])
 def test_the_switch_is_read(value):
     assert JunctionsConfig.from_extra_config({"junctions": value}).junctions is value
@@ -34,18 +30,6 @@ def test_an_unknown_key_under_our_prefix_is_refused():
     message = "Unknown key 'junctions_enabled' .value 3."
     with pytest.raises(ConfigurationError, match=message):
         JunctionsConfig.from_extra_config({"junctions_enabled": 3})
-
-
-def test_the_lookup_timeout_is_read():
-    extra = {"junctions_lookup_timeout_ms": 500}
-    config = JunctionsConfig.from_extra_config(extra)
-    assert config == JunctionsConfig(junctions_lookup_timeout_ms=500)
-
-
-@pytest.mark.parametrize("value", range(MAX_TAILS + 1))
-def test_a_number_of_predicted_tails_is_read(value):
-    config = JunctionsConfig.from_extra_config({"junctions_predict": value})
-    assert config == JunctionsConfig(junctions_predict=value)
 
 
 @pytest.mark.parametrize("value", [-1, MAX_TAILS + 1, 10**30, True, 1.0, "1", None])

@@ -54,6 +54,12 @@ def build(tmp_path, monkeypatch):
         connector.connector_scheduler.client.close()
 
 
+def test_junctions_false_is_the_stock_scheduler_without_hooks(build):
+    connector = build(junctions=False)
+    assert type(connector.connector_scheduler) is stock_scheduler.MooncakeStoreScheduler
+    assert CORE_HOOKS.installed == ()
+
+
 def test_the_start_up_line_says_what_is_on(build, monkeypatch):
     lines = []
     monkeypatch.setattr(

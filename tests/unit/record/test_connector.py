@@ -49,13 +49,3 @@ def test_a_recording_connector_keeps_its_name_and_is_one_of_ours(record, tmp_pat
     assert isinstance(connector, MooncakeStoreConnector)
     assert type(connector).__name__ == "MooncakeStoreConnector"
     assert (tmp_path / "traffic.jsonl").exists()
-
-
-def test_without_the_setting_nothing_of_it_is_there(tmp_path, monkeypatch):
-    made = MooncakeStoreConnector.__new__(
-        MooncakeStoreConnector,
-        vllm_config(tmp_path),
-        KVConnectorRole.SCHEDULER,
-        kv_cache_config(groups([full(32), swa(32, 64)]), 32),
-    )
-    assert type(made) is MooncakeStoreConnector

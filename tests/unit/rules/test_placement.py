@@ -47,11 +47,6 @@ def taught(max_tails: int = 1, num_documents: int = 40) -> TailPlacement:
     return placement
 
 
-def test_a_new_prompt_gets_a_tail_where_siblings_were_seen_to_part():
-    (tail,) = serve(taught(), lookup(object(), 20_480))
-    assert 20_480 - 2048 <= tail <= 20_480 - 1024
-
-
 def test_with_eagle_the_one_position_leaves_room_for_the_proof_block():
     placement = TailPlacement(1, BLOCK, use_eagle=True)
     for _ in range(40):
@@ -65,11 +60,6 @@ def test_with_eagle_the_one_position_leaves_room_for_the_proof_block():
         serve(placement, sibling)
     (tail,) = serve(placement, lookup(object(), 20_480))
     assert tail <= 20_480 - 1024 - BLOCK
-
-
-def test_without_siblings_nothing_is_placed():
-    placement = TailPlacement(4, BLOCK, use_eagle=False)
-    assert not any(serve(placement, lookup(object(), 20_480)) for _ in range(300))
 
 
 def test_one_sibling_in_a_thousand_prompts_is_no_reason():
@@ -92,14 +82,6 @@ def test_a_prompt_whose_prefix_is_known_gets_none():
 def test_a_prompt_too_short_for_any_known_distance_gets_none():
     assert serve(taught(4), lookup(object(), 1024)) == ()
     assert serve(taught(4), lookup(object(), 100)) == ()
-
-
-def test_no_tail_lies_below_the_hit():
-    """There the request has only the hit's own tail to store."""
-    placement = taught(4)
-    tails = serve(placement, lookup(object(), 40_960, 8192, 8192))
-    assert tails
-    assert all(tail > 8192 for tail in tails)
 
 
 def test_it_stops_when_siblings_stop_coming_and_starts_again():
@@ -138,11 +120,6 @@ def test_siblings_of_another_instances_prompts_teach_as_well():
         serve(placement, lookup(object(), 20_480))
         serve(placement, lookup(object(), 20_480, 0, 20_480 - 1024))
     assert serve(placement, lookup(object(), 20_480))
-
-
-def test_none_means_none():
-    placement = taught(max_tails=0)
-    assert serve(placement, lookup(object(), 20_480)) == ()
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,3 @@ def test_the_first_report_says_what_instances_must_agree_on(scheduler, monkeypat
     assert root == hash_root()
     monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"two")
     assert root != hash_root()
-
-
-def test_faults_of_the_client_are_reported_by_the_scheduler(scheduler):
-    scheduler.get_kv_connector_stats()
-    scheduler.client.counters.add_fault("dropped_entries", "Dropped.", 3)
-    (record,) = scheduler.get_kv_connector_stats().data["junctions"]
-    assert (record["labels"], record["value"]) == (["dropped_entries"], 3)

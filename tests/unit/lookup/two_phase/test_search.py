@@ -96,17 +96,13 @@ def test_a_third_sibling_asks_for_the_tail_that_is_there(store):
     assert len(store.calls[1]) < 24 + 8
 
 
-@pytest.mark.parametrize("lost_group", [1, 2, 3, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_evidence_that_proves_nothing_stays_within_the_bound(store, lost_group, stride):
-    num_tokens = 131_072
-    store.save(num_tokens, range(256, num_tokens, 256))
-    # The highest block of each window, where nobody looks first.
-    lost = [one for one in sorted(store.units) if one[0] == lost_group]
-    below = {p // 4 - 1 for p in range(256, num_tokens, 256 * stride)}
-    store.units -= {one for one in lost if one[1] in below}
-    store.look_up(num_tokens)
-    assert len(store.calls) <= store.plan.max_rpcs(num_tokens)
+def test_a_key_of_another_rank_counts_too():
+    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32), num_ranks=2)
+    store.save(1024, (1024,))
+    assert store.look_up(1025).hit_length == 1024
+    for rank in (0, 1):
+        store.lost_ranks = {(1, 31, rank)}
+        assert store.look_up(1025).hit_length == 0
 
 
 def test_a_key_of_another_rank_counts_too():
