@@ -128,8 +128,9 @@ REPEATS ?= 30
 e2e-repeat: setup
 	$(PY) -m tools.repeat_e2e --runs $(REPEATS)
 
+# BOTH=1: all tests on stock too, not only those that do not pass with the hooks on.
 test-upstream: setup
-	$(PY) -m tools.upstream
+	$(PY) -m tools.upstream $(if $(BOTH),--both)
 
 # Plants bugs in copies of the package; the tests have to catch every one.
 mutants: setup

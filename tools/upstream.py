@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run vLLM's own suites, stock and with ``tools.everywhere.enable()``, and compare.
 
-``make test-upstream``. Each supported version's tests are run by two pytest
-processes side by side, one without this package and one with every hook applied
-before the first test module is imported. Fails when a test that passes on stock
-does not pass with the hooks, and when too few pass at all.
+``make test-upstream``. Each supported version's tests are run with every hook applied
+before the first test module is imported, and what does not pass then is run without
+this package: only that can be worse. ``--both`` runs all tests on both sides. Fails
+when a test that passes on stock does not pass with the hooks, and when too few pass at
+all.
 """
 
 import argparse
@@ -161,6 +162,23 @@ def run_suites(run: SuiteRun, selection: Sequence[str]) -> SuiteRun:
     )
 
 
+def run_enabled_first(versions: Sequence[str]) -> dict[str, Runs]:
+    """Run all versions with the hooks on, side by side; then on stock what fails."""
+    with ThreadPoolExecutor(len(SIDES)) as pool:
+        return dict(zip(versions, pool.map(_run_enabled_first, versions), strict=True))
+
+
+def _run_enabled_first(version: str) -> Runs:
+    present, _ = suites_of(prepare(version))
+    enabled = run_suites(SuiteRun(version, "enabled"), present)
+    not_asked = outcomes.without_passed(enabled.tests)
+    stock = SuiteRun(version, "stock", exit_code=COMPLETE[0])
+    if asked := sorted(enabled.tests.keys() - not_asked.keys()):
+        stock = run_suites(stock, asked)
+    stock = replace(stock, tests={**not_asked, **stock.tests})
+    return {"stock": stock, "enabled": enabled}
+
+
 def run_both(version: str, selection: Sequence[str], label: str = "") -> Runs:
     """Run the same selection stock and enabled, side by side."""
     runs = [SuiteRun(version, side, label) for side in SIDES]
@@ -206,17 +224,15 @@ def _read(path: Path) -> dict[str, outcomes.Outcome]:
         return outcomes.parse(lines)
 
 
-def compare_version(version: str) -> tuple[Runs, list[str]]:
-    """Run one version's suites on both sides and print the comparison.
+def compare_version(version: str, first: Runs) -> tuple[Runs, list[str]]:
+    """Run what differs in one version's suites once more, and print the comparison.
 
     Returns:
         The runs, with repeated tests as they ended the second time, and what makes
         the target fail.
     """
-    folder = prepare(version)
-    present, absent = suites_of(folder)
-    print(f"\nvLLM {version}: running stock and enabled ...", flush=True)
-    first = run_both(version, present)
+    _, absent = suites_of(prepare(version))
+    print(f"\nvLLM {version}:")
     again = repeat_differing(version, first)
     runs = {
         side: replace(
@@ -244,7 +260,7 @@ def _problems(version: str, processes: list[SuiteRun], runs: Runs) -> list[str]:
 
 
 def _print_table(runs: Runs) -> None:
-    names = ("passed", "failed", "skipped", "xfailed")
+    names = ("passed", "failed", "skipped", "xfailed", outcomes.NOT_RUN)
     print("  " + "".join(f"{title:>9}" for title in ("", *names, "seconds")))
     for side, run in runs.items():
         found = outcomes.counts(run.tests)
@@ -285,7 +301,11 @@ def _earlier_results() -> dict[str, outcomes.VersionResult]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    versions = parser.parse_args().versions
+    parser.add_argument(
+        "--both", action="store_true", help="run all tests on stock too, and write both"
+    )
+    args = parser.parse_args()
+    versions = args.versions
     WORK.mkdir(parents=True, exist_ok=True)
     lock = (WORK / "lock").open("w")
     # Two at once would write over each other's outcomes.
@@ -293,14 +313,20 @@ def main() -> int:
     write_hub(WORK / "hub")
     results = _earlier_results()
     problems, everything = [], []
+    first = {} if args.both else run_enabled_first(versions)
     for version in versions:
-        runs, found = compare_version(version)
+        runs, found = compare_version(
+            version,
+            first.get(version) or run_both(version, suites_of(prepare(version))[0]),
+        )
         tests = [runs[side].tests for side in SIDES]
         problems += found
         everything += tests
         results[version] = outcomes.result(*tests)
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
-    print(f"\nwritten: {RESULTS.relative_to(ROOT)}; logs: {WORK.relative_to(ROOT)}/")
+    print(f"\nlogs: {WORK.relative_to(ROOT)}/")
+    if args.both:
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
+        print(f"written: {RESULTS.relative_to(ROOT)}")
     for problem in problems:
         print(f"PROBLEM {problem}")
     num_differing = sum(len(results[version].differs) for version in versions)

@@ -5,6 +5,7 @@ import pytest
 
 from tools.upstream_outcomes import (
     MISSING,
+    NOT_RUN,
     Outcome,
     closing_line,
     differences,
@@ -12,6 +13,7 @@ from tools.upstream_outcomes import (
     parse,
     problems,
     result,
+    without_passed,
 )
 
 
@@ -62,6 +64,19 @@ def test_every_change_differs_and_leaving_passed_is_a_regression(
     assert (difference.stock, difference.enabled) == (before, after)
     assert difference.is_regression is is_regression
     assert difference.reason == f"a {after}"
+
+
+def test_what_stock_was_not_asked_does_not_differ_and_counts_as_passed():
+    enabled = run_of(a="passed", b="passed", c="failed", d="skipped")
+    not_asked = without_passed(enabled)
+    assert {outcome.outcome for outcome in not_asked.values()} == {NOT_RUN}
+    assert list(not_asked) == ["a", "b"]
+    stock = {**not_asked, **run_of(c="passed", d="skipped")}
+    (difference,) = differences(stock, enabled)
+    assert difference.test_id == "c"
+    assert problems("0.32.0", stock, enabled, min_passed=2) == [
+        "0.32.0: passes on stock, failed with hooks on: c"
+    ]
 
 
 def test_a_test_that_one_run_lacks_differs():
