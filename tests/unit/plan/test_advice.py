@@ -136,6 +136,58 @@ def test_the_command_prints_writes_and_draws(record, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def branching(rng: random.Random, new) -> list[tuple[int, list[int]]]:
+    """Documents of which each question sends another part from the start."""
+    made = []
+    for _ in range(60):
+        document = new(rng.randint(3_000, 20_000) // BLOCK)
+        for _ in range(3):
+            ids = document[: rng.randint(len(document) // 4, len(document))]
+            ids = ids + new(rng.randint(5, 30))
+            made.append((len(ids) * BLOCK, ids))
+    rng.shuffle(made)
+    return made
+
+
+def test_the_best_of_the_intervals_tried_need_not_be_the_best(record):
+    path = record(branching)
+    (said,) = make_plan([path], Options()).advice.sentences[-1:]
+    assert said == "No shorter interval was tried: see --intervals 512 1024."
+    tried = make_plan([path], Options(intervals=(512, 1024, 2048))).advice
+    assert tried.retention_interval == 1024
+    assert "was tried" not in tried.sentences[-1]
+
+
+def test_another_layout_than_the_recorded_one_is_said(record, capsys):
+    path = record(unrelated)
+    assert command.main([str(path), "--layout", "gemma3-12b"]) == 0
+    printed = capsys.readouterr().out
+    assert "gemma3-12b (not deepseek-v4-flash, which was recorded); 1" in printed
+    assert "replayed under the same settings" not in printed
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--predict", "5"), "5 is not one of 0 to 4, as junctions_predict is"),
+        (("--store-gib", "0"), "0 is no size above 0"),
+        (("--store-gib", "nan"), "nan is no size above 0"),
+    ],
+)
+def test_an_option_out_of_range_says_what_it_takes(record, capsys, option, message):
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(record(unrelated)), *option])
+    assert message in capsys.readouterr().err
+
+
+def test_a_store_may_hold_half_a_gib_and_nothing_may_be_predicted(record, capsys):
+    path = record(unrelated)
+    assert command.main([str(path), "--store-gib", "0.5", "--predict", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "store of 511." in printed
+    assert "junctions+predict" not in printed
+
+
 def test_settings_that_are_in_use_are_not_advised_anew(record):
     path = record(documents, junctions=True, predicted_tails=1)
     report = make_plan([path], Options())

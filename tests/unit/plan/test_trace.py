@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import gzip
 import json
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -96,6 +98,34 @@ def test_a_missing_trace_is_named(tmp_path):
         Trace([tmp_path / "none.jsonl"])
 
 
+def test_a_trace_given_twice_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path, json.dumps(LINE))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TraceError, match=r"trace.jsonl is given twice"):
+        Trace([path, Path(path.name)])
+
+
+def test_a_compressed_trace_is_to_be_unpacked(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(LINE).encode()))
+    with pytest.raises(TraceError, match="is compressed: unpack it first"):
+        Trace([path])
+
+
+def test_an_engine_that_served_nothing_is_no_instance(tmp_path):
+    idle = write(tmp_path, header(engine="dp1"), "", name="idle")
+    busy = write(tmp_path, header(), json.dumps(LINE), "", name="busy")
+    trace = Trace([idle, busy])
+    assert (trace.num_instances, len(trace.headers), trace.name) == (1, 1, "busy")
+
+
+def test_the_block_size_of_a_recording_is_its_own(tmp_path):
+    path = write(tmp_path, header(block_tokens=512), json.dumps(LINE), "")
+    assert Trace([path], block_tokens=512).block_tokens == 512
+    with pytest.raises(TraceError, match="blocks are of 512 tokens: leave out"):
+        Trace([path], block_tokens=64)
+
+
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_an_empty_trace_is_an_error(tmp_path, text):
     with pytest.raises(TraceError, match="holds no requests"):
@@ -115,7 +145,10 @@ def test_a_cut_line_is_named(tmp_path):
         ({"hash_ids": ["a", "b"]}, r"Expected `int`, got `str`"),
         ({"input_length": 0}, r"Expected `int` >= 1"),
         ({"input_length": "700"}, r"input_length"),
-        ({"input_length": 1025}, r"2 hash_ids, but 1025 tokens are 3 blocks of 512"),
+        (
+            {"input_length": 1025},
+            r"2 hash_ids, but 1025 tokens are 3 blocks of 512.*--block-tokens",
+        ),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path, change, message):

@@ -8,9 +8,11 @@ side by side on one store.
 
 import argparse
 import logging
+import math
 import sys
 from pathlib import Path
 
+from vllm.junctions.config import MAX_PREDICTED_TAILS
 from vllm.junctions.plan import text
 from vllm.junctions.plan.figures import PlanReport, write_json
 from vllm.junctions.plan.layouts import DEFAULT_LAYOUT, LAYOUTS
@@ -25,7 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help=f"of traces that do not say; default: {DEFAULT_LAYOUT}. {names}",
+        help=f"of traces that do not say, or instead of the recorded one; default: "
+        f"{DEFAULT_LAYOUT}. {names}",
     )
     parser.add_argument(
         "--block-tokens",
@@ -54,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_policies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--store-gib", type=positive, help="what the store holds; default: no bound"
+        "--store-gib", type=above_zero, help="what the store holds; default: no bound"
     )
     parser.add_argument(
         "--intervals",
@@ -64,10 +67,11 @@ def _add_policies(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--predict",
-        type=positive,
+        type=num_tails,
         nargs="*",
         default=[1, 2],
-        help="most predicted tails of a prompt, beside junctions",
+        help="most predicted tails of a prompt, beside junctions: 0 to "
+        f"{MAX_PREDICTED_TAILS}; default: 1 2",
     )
     parser.add_argument(
         "--requests", type=positive, help="replay only the first ones; default: all"
@@ -93,6 +97,24 @@ def positive(value: str) -> int:
     number = int(value)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return number
+
+
+def above_zero(value: str) -> float:
+    """Return a number above 0, whole or not."""
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{value} is no size above 0")
+    return number
+
+
+def num_tails(value: str) -> int:
+    """Return what ``junctions_predict`` takes."""
+    number = int(value)
+    if not 0 <= number <= MAX_PREDICTED_TAILS:
+        raise argparse.ArgumentTypeError(
+            f"{value} is not one of 0 to {MAX_PREDICTED_TAILS}, as junctions_predict is"
+        )
     return number
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which settings a trace speaks for, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vllm.junctions.plan.figures import Advice, PolicyFigures, TraceFigures
 from vllm.junctions.plan.policies import CEILING, DENSE, JUNCTIONS, STOCK, Policy
@@ -38,7 +38,7 @@ def advise(
         settings["junctions_predict"] = chosen.predicted_tails
     helps = chosen.name != STOCK
     sentences = (
-        _why(trace, figures, chosen, settings)
+        [*_why(trace, figures, chosen, settings), *_beyond(chosen, policies, shape)]
         if helps
         else [_why_not(trace, figures, shape)]
     )
@@ -105,8 +105,9 @@ def _why(
         each = ours.saved_prefill_seconds / trace.requests * 1e3
         sentences.append(
             f"At the {trace.prefill_us_per_token / 1e3:.3f} ms that a computed prompt "
-            f"token took here, that is {ours.saved_prefill_seconds:,.1f} s of prefill, "
-            f"or {each:,.1f} ms of time to first token a request, on average."
+            f"token took here, that is {_figure(ours.saved_prefill_seconds)} s of "
+            f"prefill, or {_figure(each)} ms of time to first token a request, on "
+            "average."
         )
     if chosen.name != JUNCTIONS and JUNCTIONS in figures:
         alone = figures[JUNCTIONS]
@@ -116,6 +117,20 @@ def _why(
             f"{_more(alone.puts, stock.puts)} blocks."
         )
     return sentences
+
+
+def _beyond(chosen: Policy, policies: Sequence[Policy], shape: Shape) -> Iterator[str]:
+    """Say so where a shorter or a longer interval than those tried may be better."""
+    interval = chosen.retention_interval
+    tried = [one.retention_interval for one in policies if one.retention_interval]
+    if not interval:
+        return
+    if interval == min(tried) and interval % (2 * shape.block) == 0:
+        shorter = interval // 2
+        yield f"No shorter interval was tried: see --intervals {shorter} {interval}."
+    if interval == max(tried):
+        longer = interval * 2
+        yield f"No longer interval was tried: see --intervals {interval} {longer}."
 
 
 def _what_to_set(
@@ -176,5 +191,16 @@ def _more(puts: int, stock_puts: int) -> str:
     return f"{abs(change):.1%} {'more' if change >= 0 else 'fewer'}".replace("%", " %")
 
 
+def _figure(number: float) -> str:
+    """Return a number with at least two digits that say something."""
+    return f"{number:,.1f}" if abs(number) >= 1 else f"{number:.2g}"
+
+
+def size_unit(num_bytes: int) -> tuple[str, int]:
+    """Return the unit to give a size in, and its bytes."""
+    return ("GiB", 1 << 30) if abs(num_bytes) >= 1 << 30 else ("MiB", 1 << 20)
+
+
 def _bytes(num_bytes: int) -> str:
-    return f" ({num_bytes / 2**30:,.1f} GiB a rank)" if num_bytes else ""
+    unit, unit_bytes = size_unit(num_bytes)
+    return f" ({num_bytes / unit_bytes:,.1f} {unit} a rank)" if num_bytes else ""

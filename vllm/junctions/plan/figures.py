@@ -81,6 +81,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
             ones share with each other is not seen.
         recorded_hit_tokens: What the recorded engines hit; None: no recording.
         recorded_policy: The policy that they ran, of those replayed.
+        recorded_layout: The layout of the model that they served.
         prefill_us_per_token: What a computed prompt token took, on average.
     """
 
@@ -96,6 +97,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     id_spaces: int = 1
     recorded_hit_tokens: int | None = None
     recorded_policy: str | None = None
+    recorded_layout: str | None = None
     prefill_us_per_token: float | None = None
 
 

@@ -11,18 +11,9 @@ from vllm.junctions.plan.text import describe
 
 _COLOURS = {STOCK: "#c0392b", JUNCTIONS: "#1e8449", DENSE: "#2c3e50"}
 _INTERVAL_COLOUR = "#7f8c8d"
-_PREDICTED = f"{JUNCTIONS}+predict-1"
-_COLOURS[_PREDICTED] = "#2471a3"
-# Where a point's label goes, in points of the page, and how it is aligned. Ours and a
-# fixed interval can meet, so they lie on different sides.
-_LABEL_PLACES = {
-    STOCK: (10, -6, "left"),
-    JUNCTIONS: (10, -20, "left"),
-    DENSE: (0, -30, "center"),
-    _PREDICTED: (-10, 0, "right"),
-}
-_LOW_INTERVAL_PLACE = (-10, 2, "right")
-_HIGH_INTERVAL_PLACE = (4, -30, "left")
+_JUNCTION_INTERVAL_COLOUR = "#76b041"
+_PREDICTED_COLOUR = "#2471a3"
+_MARKERS = "osD^vP*X<>"
 
 
 class NoPicture(Exception):
@@ -38,9 +29,7 @@ def write_picture(report: PlanReport, path: Path) -> None:
     points = {
         name: (figures.bytes_share_of_dense, figures.hit_share_of_ceiling)
         for name, figures in report.policies.items()
-        if _is_drawn(name)
-        and figures.bytes_share_of_dense
-        and figures.hit_share_of_ceiling is not None
+        if figures.bytes_share_of_dense and figures.hit_share_of_ceiling is not None
     }
     if len(points) < 2:
         raise NoPicture("no two prompts of this trace share a prefix.")
@@ -51,10 +40,10 @@ def write_picture(report: PlanReport, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(10, 5.4), layout="constrained")
     least_bytes, _ = points.pop(CEILING)
     _draw_bounds(axes, least_bytes)
-    _draw_points(axes, points)
+    _draw_points(axes, points, report.advice.policy if report.advice else None)
     _label_axes(axes, report)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -83,44 +72,55 @@ def _draw_bounds(axes: Any, least_bytes: float) -> None:
     )
 
 
-def _draw_points(axes: Any, points: dict[str, tuple[float, float]]) -> None:
-    intervals = sorted(place for name, place in points.items() if _is_interval(name))
-    axes.plot(
-        *zip(*intervals, points[DENSE], strict=True),
-        color=_INTERVAL_COLOUR,
-        linewidth=1,
-    )
+def _draw_points(
+    axes: Any, points: dict[str, tuple[float, float]], chosen: str | None
+) -> None:
+    """Draw a point per policy, and say beside the picture which is which.
+
+    Points of policies that make no difference on a trace lie on one another, so that
+    labels in the picture would too.
+    """
+    for start in ("every-", f"{JUNCTIONS}+every-"):
+        line = sorted(place for name, place in points.items() if name.startswith(start))
+        if line:
+            axes.plot(*zip(*line, points[DENSE], strict=True), color=_colour(start))
+    seen: dict[str, int] = {}
     for name, (bytes_share, hit_share) in points.items():
-        colour = _COLOURS.get(name, _INTERVAL_COLOUR)
-        order = 4 if name == JUNCTIONS else 3
-        axes.scatter(bytes_share, hit_share, s=70, color=colour, zorder=order)
-        right, up, align = _label_place(name, hit_share)
-        axes.annotate(
-            f"{name}\n{hit_share:.0%} for {percent(bytes_share)}",
-            (bytes_share, hit_share),
-            xytext=(right, up),
-            textcoords="offset points",
-            ha=align,
+        colour = _colour(name)
+        seen[colour] = seen.get(colour, -1) + 1
+        axes.scatter(
+            bytes_share,
+            hit_share,
+            s=70,
+            marker=_MARKERS[seen[colour] % len(_MARKERS)],
             color=colour,
-            fontsize=9,
-            fontweight="bold" if name == JUNCTIONS else "normal",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+            zorder=4 if name in _COLOURS else 3,
+            label=f"{name}: {percent(hit_share)} for {percent(bytes_share)}",
         )
+    if chosen in points:
+        axes.scatter(
+            *points[chosen],
+            s=260,
+            facecolors="none",
+            edgecolors="black",
+            zorder=5,
+            label=f"to be used here: {chosen}",
+        )
+    axes.legend(
+        title="hits for bytes",
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        frameon=False,
+        fontsize=9,
+    )
 
 
-def _label_place(name: str, hit_share: float) -> tuple[int, int, str]:
-    if not _is_interval(name):
-        return _LABEL_PLACES[name]
-    return _HIGH_INTERVAL_PLACE if hit_share > 0.9 else _LOW_INTERVAL_PLACE
-
-
-def _is_drawn(name: str) -> bool:
-    """Of what goes on top of junctions the first is enough: they lie close."""
-    return not name.startswith(f"{JUNCTIONS}+") or name == _PREDICTED
-
-
-def _is_interval(name: str) -> bool:
-    return name not in _COLOURS
+def _colour(name: str) -> str:
+    if name.startswith(f"{JUNCTIONS}+predict"):
+        return _PREDICTED_COLOUR
+    if name.startswith(f"{JUNCTIONS}+"):
+        return _JUNCTION_INTERVAL_COLOUR
+    return _COLOURS.get(name, _INTERVAL_COLOUR)
 
 
 def _label_axes(axes: Any, report: PlanReport) -> None:
@@ -132,7 +132,7 @@ def _label_axes(axes: Any, report: PlanReport) -> None:
     axes.set_ylim(0, 1.08)
     axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1])
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("bytes stored, as a share of dense retention (log scale)")
     axes.set_ylabel("prompt tokens hit, as a share of the ceiling")

@@ -36,7 +36,7 @@ class Options:
     instances: int | None = None
     router: Router = "round-robin"
     local_blocks: int | None = None
-    store_gib: int | None = None
+    store_gib: float | None = None
     intervals: Sequence[int] | None = None
     predict: Sequence[int] = (1, 2)
     requests: int | None = None
@@ -121,7 +121,7 @@ def cluster_of(layout: Layout, options: Options, trace: Trace | None) -> Cluster
     if options.store_gib:
         if not layout.block_bytes:
             raise ValueError(f"The bytes of {layout.name}'s blocks are not known.")
-        store_blocks = options.store_gib * _GIB // layout.block_bytes
+        store_blocks = int(options.store_gib * _GIB) // layout.block_bytes
     return Cluster(instances, options.router, local_blocks, store_blocks)
 
 
@@ -141,7 +141,7 @@ def _policies(layout: Layout, options: Options) -> list[Policy]:
     intervals = options.intervals
     if intervals is None:
         intervals = [one for one in _INTERVALS if one % block == 0 and one > block]
-    return policies(intervals, block, options.predict)
+    return policies(intervals, block, [one for one in options.predict if one])
 
 
 def _trace_figures(trace: Trace, options: Options, replay: Replay) -> TraceFigures:
@@ -161,7 +161,8 @@ def _trace_figures(trace: Trace, options: Options, replay: Replay) -> TraceFigur
         forgotten_tokens=replay.num_forgotten_tokens,
         id_spaces=max(len({header.id_space for header in trace.headers}), 1),
         recorded_hit_tokens=totals.hit_tokens if trace.headers else None,
-        recorded_policy=_recorded_policy(trace, replay),
+        recorded_policy=None if options.layout else _recorded_policy(trace, replay),
+        recorded_layout=trace.headers[0].layout.name if trace.headers else None,
         prefill_us_per_token=per_token,
     )
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from vllm.junctions.plan.advice import percent
+from vllm.junctions.plan.advice import percent, size_unit
 from vllm.junctions.plan.figures import PlanReport
 
 _HEADS = (
     *("policy", "hit", "of ceiling", "from store", "zero hits", "puts"),
-    *("tails of dense", "GiB put", "of dense"),
+    *("tails of dense", "{} put", "of dense"),
 )
 _BAR_WIDTH = 30
 # Of all prompt tokens: a difference that says that the replay is of something else.
@@ -32,20 +32,27 @@ def describe(report: PlanReport) -> str:
         local = f"{setup.local_blocks:,} local blocks each"
     store = "unbounded store"
     if setup.store_blocks is not None:
-        store = f"store of {setup.store_blocks * setup.block_bytes / 2**30:,.1f} GiB"
+        num_bytes = setup.store_blocks * setup.block_bytes
+        unit, unit_bytes = size_unit(num_bytes)
+        store = f"store of {num_bytes / unit_bytes:,.1f} {unit}"
+    layout = setup.layout
+    if trace.recorded_layout not in (None, layout):
+        layout += f" (not {trace.recorded_layout}, which was recorded)"
     requests = f"{trace.requests:,} requests"
     if trace.first_requests_only is not None:
         requests = f"the first {requests} only"
     continued = ", last blocks assumed continued" if trace.assume_continued else ""
     return (
         f"{trace.name}: {requests}, {trace.prompt_tokens:,} tokens{continued}\n"
-        f"{setup.layout}; {instances}, {local}, {store}"
+        f"{layout}; {instances}, {local}, {store}"
     )
 
 
 def table(report: PlanReport) -> str:
     """Return all policies as a table of text."""
-    rows = [_HEADS]
+    most = max(figures.put_bytes for figures in report.policies.values())
+    unit, unit_bytes = size_unit(most)
+    rows = [tuple(head.format(unit) for head in _HEADS)]
     for name, figures in report.policies.items():
         from_store = None
         if report.trace.prompt_tokens:
@@ -59,7 +66,7 @@ def table(report: PlanReport) -> str:
                 str(figures.zero_hit_requests),
                 compact(figures.puts),
                 percent(figures.tails_share_of_dense),
-                f"{figures.put_bytes / 2**30:.1f}" if figures.put_bytes else "-",
+                f"{figures.put_bytes / unit_bytes:.1f}" if figures.put_bytes else "-",
                 percent(figures.bytes_share_of_dense),
             )
         )
@@ -80,7 +87,7 @@ def how_to_read(report: PlanReport) -> str:
     return (
         "hit: prompt tokens that needed no computing. zero hits: of the "
         f"{report.trace.matched_requests:,} requests that share a prefix, how many hit "
-        "nothing.\nputs, GiB: blocks stored, of one rank. dense: tails at every "
+        "nothing.\nputs: blocks stored, of one rank. dense: tails at every "
         "scheduler block. ceiling: full attention alone."
     )
 

@@ -21,6 +21,7 @@ from vllm.junctions.plan.prompts import ContinuedUnits, Prompt, Units
 from vllm.junctions.record.format import FORMAT_VERSION, Header
 
 MOONCAKE_BLOCK_TOKENS = 512
+_GZIP = b"\x1f\x8b"
 
 
 class TraceError(Exception):
@@ -86,6 +87,14 @@ class _File:
         return (self.header.id_space, self.header.start_ms, self.header.engine)
 
 
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise TraceError(f"The trace {path} is given twice.")
+        seen.add(path.resolve())
+
+
 class Trace:
     """One trace, or several that ran side by side, one file an instance.
 
@@ -114,16 +123,20 @@ class Trace:
         """
         self.totals = Totals()
         self._decoder = msgspec.json.Decoder(TraceRequest)
+        _refuse_twice(paths)
         self._files = [self._find_header(path) for path in paths]
         self.headers = [file.header for file in self._files if file.header]
         self.block_tokens = self._one_block_size(block_tokens)
-        # Two generations of one recording are of one instance.
-        names = [file.instance for file in self._files]
-        self._instances = [names.index(name) for name in names]
         for file in self._files:
             self._index(file, num_requests)
         if not self.totals.num_requests:
             raise TraceError(f"The trace {paths[0]} holds no requests.")
+        # An engine that served nothing is none to route prompts to.
+        self._files = [file for file in self._files if file.offsets]
+        self.headers = [file.header for file in self._files if file.header]
+        # Two generations of one recording are of one instance.
+        names = [file.instance for file in self._files]
+        self._instances = [names.index(name) for name in names]
         arrivals = np.concatenate([np.array(f.arrivals_ms) for f in self._files])
         self._order = np.argsort(arrivals, kind="stable").astype(np.int32)
 
@@ -191,6 +204,8 @@ class Trace:
             raise TraceError(
                 f"Cannot read the trace {path}: {error.strerror or error}."
             ) from error
+        if first.startswith(_GZIP):
+            raise TraceError(f"{path} is compressed: unpack it first (gunzip).")
         if b'"junctions_recording"' not in first:
             return _File(path)
         try:
@@ -206,6 +221,11 @@ class Trace:
 
     def _one_block_size(self, given: int | None) -> int:
         found = {header.block_tokens for header in self.headers}
+        if given and given not in (found or {given}):
+            raise TraceError(
+                f"The recording says that its blocks are of {min(found)} tokens: leave "
+                f"out --block-tokens {given}."
+            )
         if len(self.headers) < len(self._files):
             found.add(given or MOONCAKE_BLOCK_TOKENS)
         if len(found) > 1:
@@ -249,6 +269,7 @@ class Trace:
             raise TraceError(
                 f"Line {number} of {path} has {len(request.hash_ids)} hash_ids, but "
                 f"{request.input_length} tokens are {num_blocks} blocks of "
-                f"{self.block_tokens}."
+                f"{self.block_tokens}. Blocks of another length are given with "
+                "--block-tokens; a recording says it in its first line."
             )
         return request

@@ -105,15 +105,6 @@ def test_a_key_of_another_rank_counts_too():
         assert store.look_up(1025).hit_length == 0
 
 
-def test_a_key_of_another_rank_counts_too():
-    store = Store(coordinator(groups([full(32), swa(32, 64)]), 32), num_ranks=2)
-    store.save(1024, (1024,))
-    assert store.look_up(1025).hit_length == 1024
-    for rank in (0, 1):
-        store.lost_ranks = {(1, 31, rank)}
-        assert store.look_up(1025).hit_length == 0
-
-
 def test_without_full_attention_the_longest_hit_is_that_of_any_group():
     """Also at a position that another group has just disproved."""
     store = Store(coordinator(groups([swa(32, 64), swa(32, 96)]), 32))
