@@ -107,11 +107,13 @@ test-033-never-worse: setup
 	@echo "On vLLM 0.33.0:"
 	PYTHONPATH=.cache/runtime-0.33.0 $(PY) -m pytest $(NEVER_WORSE)
 
-# Tools know nothing of the vLLM that is imported.
+# Tools, benchmarks, test bed and decoders know nothing of the vLLM that is imported.
+OF_ONE_VERSION := $(addprefix --ignore=tests/unit/,tools benchmarks testbed)
 test-033: setup
 	@echo "The same without model execution on vLLM 0.33.0:"
 	JUNCTIONS_EXAMPLES=$(EXAMPLES_033) PYTHONPATH=.cache/runtime-0.33.0 \
-	  $(PY) -m pytest $(MODELLESS) --ignore=tests/unit/tools --ignore=$(NEVER_WORSE)
+	  $(PY) -m pytest -m "not slow" $(filter-out tests/fuzz,$(MODELLESS)) \
+	  --ignore=$(NEVER_WORSE) $(OF_ONE_VERSION)
 
 # One at a time: servers of two files at once need more than 24 GiB.
 test-e2e: setup

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.chat import write_tokenizer
 from testbed.models import GEMMA3, TinyModel
 from testbed.server import VllmServer, serving
 from testbed.starvation import StarvationWatch
@@ -118,17 +119,27 @@ def make_server(tmp_path_factory, pytestconfig) -> Iterator[ServerMaker]:
         server.stop()
 
 
+_CHATTING = ("--no-skip-tokenizer-init", "--enable-prompt-tokens-details")
+
+
 @pytest.fixture(scope="session")
 def trio(shared_master, make_server) -> Iterator[dict[str, VllmServer]]:
     """Three servers of one model, started side by side.
 
-    ``one`` and ``two`` share the store, with junctions; ``cold`` has no connector.
+    ``one`` and ``two`` share the store, with junctions, and take chats; ``cold`` has
+    no connector.
     """
     config = shared_master.write_client_config()
     servers = {
-        "one": make_server(mooncake_config=config, weights_seed=1),
-        "two": make_server(mooncake_config=config, weights_seed=1),
+        "one": make_server(
+            mooncake_config=config, weights_seed=1, server_args=_CHATTING
+        ),
+        "two": make_server(
+            mooncake_config=config, weights_seed=1, server_args=_CHATTING
+        ),
         "cold": make_server(weights_seed=1),
     }
+    for name in ("one", "two"):
+        write_tokenizer(Path(servers[name].model))
     with serving(*servers.values()):
         yield servers

@@ -66,7 +66,8 @@ def test_the_demo_shows_stock_at_zero_and_siblings_at_the_junction(demos, model)
         assert ours[4] >= stock[4] > 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+# What SIGTERM does is the soak's test: both end their servers by the same code.
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
     demo = _start(tmp_path / "demo.json")
     started: set[int] = set()

@@ -2,7 +2,6 @@
 """A mark on a chat message serves the first sibling on another instance."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import openai
 import pytest
 
 from benchmarks.junction_probe import ServerUnderProbe
-from testbed.chat import words, write_tokenizer
+from testbed.chat import words
 from testbed.models import GEMMA3
-from testbed.server import VllmServer, serving
+from testbed.server import VllmServer
 from tests.e2e.client import REPETITION_VARIABLE, reset_local_cache
 
-_ARGUMENTS = ("--no-skip-tokenizer-init", "--enable-prompt-tokens-details")
 _MARK = {"cache_control": {"type": "ephemeral"}}
 _TOOL = {
     "type": "function",
@@ -25,18 +23,10 @@ _TOOL = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(master, make_server) -> Iterator[tuple[VllmServer, VllmServer]]:
+@pytest.fixture
+def pair(trio) -> tuple[VllmServer, VllmServer]:
     """Two servers on one store that take chats."""
-    config = master.write_client_config()
-    servers = [
-        make_server(mooncake_config=config, weights_seed=1, server_args=_ARGUMENTS)
-        for _ in range(2)
-    ]
-    for server in servers:
-        write_tokenizer(Path(server.model))
-    with serving(*servers):
-        yield servers[0], servers[1]
+    return trio["one"], trio["two"]
 
 
 def _documents(name: str, *questions: str, mark: dict[str, Any]) -> list[list[dict]]:

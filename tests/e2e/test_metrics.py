@@ -98,13 +98,13 @@ def test_metrics_and_doctor_follow_a_servers_life(tmp_path, make_server):
 
 
 @pytest.mark.slow
-def test_the_doctor_finds_why_hits_are_zero(tmp_path, fresh_master, make_server):
+def test_the_doctor_finds_why_hits_are_zero(trio, fresh_master, tmp_path, make_server):
     """Seeds differ, the shared prefix is short, junctions are off."""
     config = fresh_master.write_client_config()
-    one = make_server(mooncake_config=config)
+    one = trio["one"]
     two = make_server(mooncake_config=config, env={"PYTHONHASHSEED": "7"})
     off = make_server(mooncake_config=config, junctions=False)
-    with serving(one, two, off):
+    with serving(two, off):
         prompts = random_prompts("short", 20, 300, 310)
         files = []
         for server, prompt in zip((one, two), prompts, strict=True):
