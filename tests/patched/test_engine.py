@@ -2,7 +2,7 @@
 """What the overlay's engine tests hold of junctions, on a patched vLLM.
 
 Further engine tests, those that need nothing of this package, run there as they are:
-``tools/test_patched.py`` names them.
+``tools/series/check.py`` names them.
 """
 
 import pytest

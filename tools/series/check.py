@@ -42,7 +42,7 @@ ENGINE_TESTS = (
 # What they need of this package, or of a stock vLLM in the same process.
 NOT_HERE = " or ".join(
     (
-        *("stock", "off", "loaded", "store_mask", "lookups_ask"),
+        *("stock", "off", "loaded", "store_mask", "lookups_ask", "recording"),
         *("test_06", "test_09", "test_14"),
     )
 )
