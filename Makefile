@@ -26,8 +26,8 @@ ARMS ?= none stock junctions
 GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
 .PHONY: setup demo bench-gsm8k bench-ttft bench-lookup bench-load test test-modelless test-parts \
-  test-laws test-033 test-033-never-worse test-e2e test-tp mutants fuzz soak test-upstream dashboard lint \
-  format lock clean
+  test-laws test-033 test-033-never-worse test-e2e test-e2e-apart test-e2e-shared \
+  test-tp mutants fuzz soak test-upstream dashboard lint format lock clean
 
 setup:
 	@bash tools/setup.sh
@@ -115,9 +115,19 @@ test-033: setup
 	  $(PY) -m pytest -m "not slow" $(filter-out tests/fuzz,$(MODELLESS)) \
 	  --ignore=$(NEVER_WORSE) $(OF_ONE_VERSION)
 
-# One at a time: servers of two files at once need more than 24 GiB.
+# A start is three imports of vLLM one after another, so two files at a time: those that
+# start what they need beside those that share servers. Six servers at most: 16 GiB.
+APART := $(addprefix tests/e2e/test_,demo.py faults.py late_transfers.py settings.py \
+  soak.py)
 test-e2e: setup
-	$(PY) -m pytest -m "not quiet" tests/e2e
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
+	  test-e2e-apart test-e2e-shared
+
+test-e2e-apart: setup
+	$(PY) -m pytest -m "not quiet" $(APART)
+
+test-e2e-shared: setup
+	$(PY) -m pytest -m "not quiet" tests/e2e $(addprefix --ignore=,$(APART))
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.
