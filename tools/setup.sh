@@ -17,9 +17,12 @@ SYSTEM_LIBRARIES="libibverbs1 librdmacm1 libnuma1"
 say() { printf 'setup: %s\n' "$*"; }
 
 system_libraries() {
-    local missing=""
+    local missing="" known
+    # Not a pipe into grep: that ends at the first match, and with pipefail the broken
+    # pipe of what still writes then counts as "not found", now and then.
+    known=$(ldconfig -p)
     for package in $SYSTEM_LIBRARIES; do
-        ldconfig -p | grep -q "${package%1}.so.1" || missing="$missing $package"
+        [[ $known == *"${package%1}.so.1 "* ]] || missing="$missing $package"
     done
     [ -z "$missing" ] && return
     if [ "${APT:-}" != no ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
