@@ -115,13 +115,15 @@ test-033: setup
 	  $(PY) -m pytest -m "not slow" $(filter-out tests/fuzz,$(MODELLESS)) \
 	  --ignore=$(NEVER_WORSE) $(OF_ONE_VERSION)
 
-# A start is three imports of vLLM one after another, so two files at a time: those that
-# start what they need beside those that share servers. Six servers at most: 16 GiB.
+# A start is three imports of vLLM one after another, so two parts at a time: tests that
+# start what they need beside those that share servers. Ten servers at most, 18 GiB: one
+# part after the other where there is less.
+E2E_JOBS ?= $(shell awk '/MemAvailable/ {print 1 + ($$2 > 20e6)}' /proc/meminfo)
 APART := $(addprefix tests/e2e/test_,demo.py faults.py late_transfers.py settings.py \
   soak.py)
 test-e2e: setup
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
-	  test-e2e-apart test-e2e-shared
+	@$(MAKE) --no-print-directory --jobs=$(or $(E2E_JOBS),1) --keep-going \
+	  --output-sync=target test-e2e-apart test-e2e-shared
 
 test-e2e-apart: setup
 	$(PY) -m pytest -m "not quiet" $(APART)

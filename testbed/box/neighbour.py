@@ -39,7 +39,11 @@ class Neighbour:
     """
 
     def __init__(
-        self, layout: Layout, options: EngineOptions, connector: str | None
+        self,
+        layout: Layout,
+        options: EngineOptions,
+        connector: str | None,
+        num_blocks: int = _NUM_BLOCKS,
     ) -> None:
         """Make an engine of its own.
 
@@ -48,10 +52,9 @@ class Neighbour:
             options: As for other engines, but for what concerns the store.
             connector: Name of its connector; None for none. It gets no worker:
                 ``DecodeBenchConnector``, which fills KV caches for benchmarks, will do.
+            num_blocks: Blocks of its KV cache.
         """
-        options = replace(
-            options, side="stock", num_blocks=_NUM_BLOCKS, extra_config={}
-        )
+        options = replace(options, side="stock", num_blocks=num_blocks, extra_config={})
         config = make_vllm_config(layout, options)
         config.kv_transfer_config = connector and KVTransferConfig(
             kv_connector=connector, kv_role="kv_both"

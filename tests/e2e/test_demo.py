@@ -66,9 +66,9 @@ def test_the_demo_shows_stock_at_zero_and_siblings_at_the_junction(demos, model)
         assert ours[4] >= stock[4] > 0
 
 
-# What SIGTERM does is the soak's test: both end their servers by the same code.
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
+# SIGTERM is the soak's test, SIGKILL that of `unit/testbed/test_processes.py`: all end
+# their servers by the same code.
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path):
     demo = _start(tmp_path / "demo.json")
     started: set[int] = set()
     deadline = time.monotonic() + 120
@@ -76,7 +76,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path, how):
     while len(started) < 6 and time.monotonic() < deadline:
         started |= descendants(demo.pid)
         time.sleep(0.2)
-    os.kill(demo.pid, how)
+    os.kill(demo.pid, signal.SIGINT)
     demo.communicate(timeout=120)
     deadline = time.monotonic() + 60
     while alive(started) and time.monotonic() < deadline:

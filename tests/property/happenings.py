@@ -416,13 +416,16 @@ def outcome_of(plan: Plan, side: Side) -> Outcome:
         WrongKV: A request would have read KV that is not its own.
     """
     with Box(plan.layout, plan.options) as box, ExitStack() as stack:
+        of_one = blocks_for(plan.layout, max(map(len, plan.prompts)) + 4)
+        # No more than are needed: vLLM makes an object of each.
         neighbours = [
-            stack.enter_context(closing(Neighbour(plan.layout, plan.options, name)))
+            stack.enter_context(
+                closing(Neighbour(plan.layout, plan.options, name, 2 * of_one))
+            )
             for name in ("DecodeBenchConnector", None)
         ]
         # There is room for it to serve any of them, and to remember all of them.
-        longest = max(map(len, plan.prompts))
-        room = 20 * blocks_for(plan.layout, longest + 4)
+        room = (len(plan.prompts) + 1) * of_one
         other = box.engine("stock", num_blocks=room)
         for number, index in enumerate(plan.stored):
             other.serve(list(plan.prompts[index]), f"stored {number}")
