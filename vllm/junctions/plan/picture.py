@@ -80,10 +80,7 @@ def _draw_points(
     Points of policies that make no difference on a trace lie on one another, so that
     labels in the picture would too.
     """
-    for start in ("every-", f"{JUNCTIONS}+every-"):
-        line = sorted(place for name, place in points.items() if name.startswith(start))
-        if line:
-            axes.plot(*zip(*line, points[DENSE], strict=True), color=_colour(start))
+    _join_intervals(axes, points)
     seen: dict[str, int] = {}
     for name, (bytes_share, hit_share) in points.items():
         colour = _colour(name)
@@ -113,6 +110,13 @@ def _draw_points(
         frameon=False,
         fontsize=9,
     )
+
+
+def _join_intervals(axes: Any, points: dict[str, tuple[float, float]]) -> None:
+    for start in ("every-", f"{JUNCTIONS}+every-"):
+        line = sorted(place for name, place in points.items() if name.startswith(start))
+        if line:
+            axes.plot(*zip(*line, points[DENSE], strict=True), color=_colour(start))
 
 
 def _colour(name: str) -> str:
