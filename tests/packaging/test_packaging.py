@@ -66,7 +66,7 @@ def test_no_path_of_the_wheel_belongs_to_a_supported_vllm(wheel):
     tree = _ROOT / ".cache" / "vllm-0.33.0"
     theirs = {str(path) for path in installed}
     theirs |= {str(p.relative_to(tree)) for p in (tree / "vllm").rglob("*")}
-    assert len(theirs) > 5000
+    assert len(theirs) > 4000
     assert set(_names(wheel)) & theirs == set()
 
 

@@ -90,7 +90,7 @@ def test_made_up_traffic_needs_no_trace(tmp_path):
     ("args", "message"),
     [
         (("--intervals", "100"), "100 tokens is no positive multiple"),
-        (("--store-gib", "0"), "0 is below 1"),
+        (("--store-gib", "0"), "0 is no size above 0"),
         (("--local-blocks", "-1"), "-1 is below 0"),
         (("--layout", "bert"), "invalid choice: 'bert'"),
     ],
