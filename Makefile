@@ -27,6 +27,7 @@ GSM8K_JSON ?= benchmarks/results/gsm8k.json
 
 .PHONY: setup demo bench-gsm8k bench-ttft bench-lookup bench-load test test-modelless test-parts \
   test-laws test-033 test-033-never-worse test-e2e test-e2e-apart test-e2e-shared \
+  test-e2e-waiting \
   test-tp mutants fuzz soak test-upstream dashboard lint format lock clean
 
 setup:
@@ -115,21 +116,24 @@ test-033: setup
 	  $(PY) -m pytest -m "not slow" $(filter-out tests/fuzz,$(MODELLESS)) \
 	  --ignore=$(NEVER_WORSE) $(OF_ONE_VERSION)
 
-# A start is three imports of vLLM one after another, so two parts at a time: tests that
-# start what they need beside those that share servers. Ten servers at most, 18 GiB: one
-# part after the other where there is less.
-E2E_JOBS ?= $(shell awk '/MemAvailable/ {print 1 + ($$2 > 20e6)}' /proc/meminfo)
-APART := $(addprefix tests/e2e/test_,demo.py faults.py late_transfers.py settings.py \
-  soak.py)
+# A start is three imports of vLLM one after another, so parts side by side: tests that
+# start what they need, those that share servers, and those that wait for Mooncake. Ten
+# servers at most, 18 GiB: one part after the other where there is less.
+E2E_JOBS ?= $(shell awk '/MemAvailable/ {print 1 + 2 * ($$2 > 20e6)}' /proc/meminfo)
+APART := $(addprefix tests/e2e/test_,demo.py faults.py settings.py soak.py)
+WAITING := tests/e2e/test_late_transfers.py
 test-e2e: setup
 	@$(MAKE) --no-print-directory --jobs=$(or $(E2E_JOBS),1) --keep-going \
-	  --output-sync=target test-e2e-apart test-e2e-shared
+	  --output-sync=target test-e2e-apart test-e2e-shared test-e2e-waiting
 
 test-e2e-apart: setup
 	$(PY) -m pytest -m "not quiet" $(APART)
 
 test-e2e-shared: setup
-	$(PY) -m pytest -m "not quiet" tests/e2e $(addprefix --ignore=,$(APART))
+	$(PY) -m pytest -m "not quiet" tests/e2e $(addprefix --ignore=,$(APART) $(WAITING))
+
+test-e2e-waiting: setup
+	$(PY) -m pytest $(WAITING)
 
 # Two ranks keep two cores busy: on a machine with no more, Mooncake's transfers
 # between them stall now and then, so this is no part of `make test`.
