@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two-phase lookups find what stock finds, in a bounded number of calls."""
 
-from hypothesis import event, given
+from hypothesis import event, example, given
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import (
     MooncakeStoreWorker,
 )
 
-from tests.property.lookups import LookupCase, lookup_cases
+from tests.property.lookups import LookupCase, lookup_cases, random_case
 from vllm.junctions.store.worker import JunctionStoreWorker
 
 
+# A whole prompt of two tokens that hits within its only block.
+@example(random_case(287, 5))
 @given(lookup_cases())
 def test_a_lookup_finds_what_stock_finds(case: LookupCase) -> None:
     store = case.store(

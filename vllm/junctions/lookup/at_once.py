@@ -91,6 +91,9 @@ def look_up(
         hits = coord.hits_by_group(*question)
         shortest = min(hits, key=hits.__getitem__)
         lagging = shortest if hits[shortest] < longest else None
+    # Full attention alone is asked for a token less than the whole prompt, which within
+    # a block may leave it less than the joint hit.
+    longest = max(longest, result.hit_length)
     return Found(
         result.hit_length, longest, result.tail_key_boundaries, lagging, answers
     )

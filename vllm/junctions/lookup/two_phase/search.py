@@ -213,4 +213,5 @@ def look_up(
         return Found(hit_length, hit_length, tails)
     pool.tails.skips_positions = False
     longest = coord.full_attention_hit(pool.hashes, usable_tokens, pool)
-    return Found(hit_length, longest, tails, lagging if longest > hit_length else None)
+    lagging = lagging if longest > hit_length else None
+    return Found(hit_length, max(longest, hit_length), tails, lagging)
