@@ -69,6 +69,15 @@ class ReuseModel:
             for group_id in range(len(self._layout.groups))
         )
 
+    def provable_in_store(self, num_tokens: int) -> int:
+        """Return the highest boundary that a lookup of a prompt can prove."""
+        asked = num_tokens // self.unit_tokens * self.unit_tokens
+        return (
+            max(asked - self.proof_block_tokens, 0)
+            // self.block_tokens
+            * (self.block_tokens)
+        )
+
     def proofs_lost(
         self, position: int, chunk_ends: list[int]
     ) -> list[tuple[int, int]]:

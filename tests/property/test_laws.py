@@ -113,6 +113,7 @@ class Stored:
         at_junctions: Group and hash of the tails at junctions that were found.
         by_chance: Group and hash of proof blocks that may be gone when they are due:
             where chunks end decides, and chunks end elsewhere once something was hit.
+            And of tails below a hit that the same prompt could not have in the store.
     """
 
     keys: set[tuple[int, int, str]]
@@ -127,6 +128,10 @@ def stored(scenario: Scenario, side: Side) -> Stored:
     with Run(scenario, side) as run:
         for request in served_one_by_one(run):
             by_chance |= request.proofs_lost
+            replayed = model.provable_in_store(len(request.prompt))
+            if request.hit_tokens > replayed:
+                # See tests/engine/test_limits.py: what its replay needs stock computes.
+                by_chance |= _named(model.tails(replayed), request.hashes)
             for position in request.junctions:
                 at_junctions |= _named(model.tails(position), request.hashes)
         run.finish()
