@@ -28,7 +28,7 @@ def _start(json_path: Path, *args: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_a_short_soak_is_clean_and_says_what_it_did(tmp_path):
-    soak = _start(tmp_path / "soak.json", "--minutes", "0.2", "--seed", "5")
+    soak = _start(tmp_path / "soak.json", "--minutes", "0.5", "--seed", "5")
     output, _ = soak.communicate(timeout=1200)
     assert soak.returncode == 0, output
     report = json.loads((tmp_path / "soak.json").read_text())
