@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
@@ -28,6 +29,18 @@ def _metrics(server: VllmServer) -> ServerMetrics:
 def _lookups(metrics: ServerMetrics) -> dict[str, float]:
     found = metrics.by_label("vllm:junctions_lookups_total", "outcome")
     return {outcome: number for outcome, number in found.items() if number}
+
+
+def _until_still(server: VllmServer) -> tuple[int, int]:
+    """Return lookups that failed and that came late, once no more are counted."""
+    seen = None
+    while True:
+        found = _lookups(_metrics(server))
+        counted = (int(found.get("error", 0)), int(found.get("timeout", 0)))
+        if counted == seen:
+            return counted
+        seen = counted
+        time.sleep(5)
 
 
 def _doctor(*args: str, **env: str) -> tuple[int, str]:
@@ -84,17 +97,17 @@ def test_metrics_and_doctor_follow_a_servers_life(tmp_path, make_server):
         assert "put, get and remove in" in said
         master.kill()
         ask(server, random_prompts("gone", 500, 100)[0])
-        # On a busy machine patience may end before Mooncake says that it failed.
-        found = _lookups(_metrics(server))
-        failed, late = (int(found.get(one, 0)) for one in ("error", "timeout"))
-        assert failed + late == 1, found
+        # On a busy machine patience may end before Mooncake says that it failed, and
+        # then both are counted, one after the other.
+        failed, late = _until_still(server)
+        assert 1 <= failed + late <= 2
         status, said = _doctor(
             "--base-url", server.base_url, MOONCAKE_CONFIG_PATH=str(config)
         )
         assert status == 1
         assert "is unreachable" in said
-        counted = f"of 4 counted lookups, {failed} failed and {late} were not answered"
-        assert f"{counted} in time" in said
+        counted = f"of {3 + failed + late} counted lookups, {failed} failed and {late}"
+        assert f"{counted} were not answered in time" in said
 
 
 @pytest.mark.slow
